@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from tqdm.auto import tqdm
 
 from analysis.figures import plots
 from analysis.multi_draft import acceptance_table
-from analysis.multi_draft.block_efficiency import block_efficiency_table
-from analysis.multi_draft.block_efficiency import readable as readable_shapes
+from analysis.multi_draft.acceptance_table import block_efficiency_table, readable_shapes
 from analysis.multi_draft.exact import enumerate_rules
-from analysis.multi_draft.target_texts import Judge, Text, Walk, alphabet_table
+from analysis.multi_draft.target_texts import MethodRule, TargetText, Walk, alphabet_table
 from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show, show_page
@@ -53,19 +53,8 @@ __all__ = ["optimal_acceptance", "optimal_acceptances", "run"]
 COSTS = ("cost_ratio", "node_cost", "target_seconds", "draft_seconds", "node_seconds")
 LIMITS = ("max_levels", "max_nodes")
 # Keys that the parts of the work do not depend on, or that name them themselves.
-IGNORED = (
-    "methods",
-    "overrides",
-    "num_drafts",
-    "alphabet",
-    "join",
-    "sweeps",
-    *COSTS,
-    *LIMITS,
-    "resamples",
-    "confidence",
-    "track",
-)
+SHOWN = ("join", "sweeps", "resamples", "confidence", "track")
+IGNORED = ("methods", "overrides", "num_drafts", "alphabet", *COSTS, *LIMITS, *SHOWN)
 
 
 def run(cfg: Any) -> Path:
@@ -88,11 +77,11 @@ def run(cfg: Any) -> Path:
         show_page(finished.folder / "acceptance.md")
         return finished.folder
     walk = _walk(cfg)
-    judges = [Judge.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
+    judges = [MethodRule.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
     stage = open_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     check_comparable([stage.folder, *map(Path, plain(cfg.join))])
-    with _Progress(len(walk.source)) as progress:
-        own_sums = walk.run(judges, stage.folder / "parts", progress.advance)
+    with tqdm(total=len(walk.source), desc="acceptance", unit="prompt") as bar:
+        own_sums = walk.run(judges, stage.folder / "parts", bar.update)
     if own_sums.empty:
         raise InputError("acceptance: no prompt gave a text of at least one token")
     own_sums.insert(0, "dataset", _dataset(cfg))
@@ -124,20 +113,11 @@ def _walk(cfg: commands.Acceptance) -> Walk:
         source = list(instantiate(cfg.prompts).load())
     else:
         rows = instantiate(cfg.read)(cfg.responses)
-        source = [Text(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in rows]
+        source = [TargetText(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in rows]
         source = source[: plain(cfg.prompts).get("limit")]
-    return Walk(
-        instantiate(cfg.pair),
-        source,
-        instantiate(cfg.sampling),
-        sorted(set(plain(cfg.num_drafts))),
-        cfg.positions,
-        cfg.draws,
-        cfg.seed,
-        cfg.draft_temperature,
-        cfg.batch_size,
-        cfg.optimum,
-    )
+    num_drafts, options = sorted(set(plain(cfg.num_drafts))), (cfg.draft_temperature, cfg.batch_size, cfg.optimum)
+    pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
+    return Walk(pair, source, sampling, num_drafts, cfg.positions, cfg.draws, cfg.seed, *options)
 
 
 def _dataset(cfg: commands.Acceptance) -> str:
@@ -157,7 +137,13 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
         path = folder / "figures" / ("acceptance-" + re.sub(r"[^\w.-]+", "_", str(dataset)) + ".png")
         figures[str(dataset)] = plots.acceptance(rows, path, f"{dataset}, {acceptance_table.headline(rows)}")
     sentences = [as_sentence(rows, cost) for _, rows in advice.groupby("dataset", sort=False)]
-    write_text(folder / "acceptance.md", _as_markdown(tables, figures, sentences))
+    parts = ["# Acceptance", acceptance_table.as_markdown(table)]
+    parts += [f"![{path.stem}](figures/{path.name})" for path in figures.values()]
+    if "block_efficiency" in tables:
+        for dataset, rows in tables["block_efficiency"].groupby("dataset", sort=False):
+            parts += [f"## {dataset}: tokens per target forward pass", markdown(readable_shapes(rows))]
+    parts += ["## Advice", "\n".join(f"- {sentence}" for sentence in sentences), markdown(advice)]
+    page = write_text(folder / "acceptance.md", "\n\n".join(parts) + "\n")
     datasets = list(figures)
     options = {"tags": datasets, "name": " ".join(datasets), "inputs": plain(cfg.join), "track": cfg.track}
     with wandb_run("acceptance", plain(cfg), folder, **options) as wandb:
@@ -168,7 +154,6 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
             curves = table[table.dataset == dataset]
             title = f"{dataset}: acceptance over the number of candidates"
             log_lines(wandb, f"acceptance/{path.stem}-curves", curves, "K", "acceptance", "method", title)
-    page = folder / "acceptance.md"
     for dataset, rows in table.groupby("dataset", sort=False):
         show(acceptance_table.compact(rows), f"{dataset}: acceptance, {acceptance_table.headline(rows)}", page)
     for dataset, rows in tables.get("block_efficiency", table[:0]).groupby("dataset", sort=False):
@@ -176,35 +161,6 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
     print("\nadvice:")
     for sentence in sentences:
         print(f"  {sentence}")
-
-
-def _as_markdown(tables: dict[str, pd.DataFrame], figures: dict[str, Path], sentences: list[str]) -> str:
-    parts = ["# Acceptance", acceptance_table.as_markdown(tables["acceptance"])]
-    parts += [f"![{path.stem}](figures/{path.name})" for path in figures.values()]
-    if "block_efficiency" in tables:
-        for dataset, rows in tables["block_efficiency"].groupby("dataset", sort=False):
-            parts += [f"## {dataset}: tokens per target forward pass", markdown(readable_shapes(rows))]
-    parts += ["## Advice", "\n".join(f"- {sentence}" for sentence in sentences), markdown(tables["advice"])]
-    return "\n\n".join(parts) + "\n"
-
-
-class _Progress:
-    """A bar over prompts."""
-
-    def __init__(self, num_prompts: int):
-        from tqdm.auto import tqdm
-
-        self.bar = tqdm(total=num_prompts, desc="acceptance", unit="prompt")
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.bar.close()
-
-    def advance(self, count: int) -> None:
-        """Move the bar on by this many prompts."""
-        self.bar.update(count)
 
 
 if __name__ == "__main__":

@@ -150,9 +150,8 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 def _settings(cfg: commands.Advise) -> list[Setting]:
     """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
-    settings = expand(
-        plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted if cfg.max_drafted != "auto" else None
-    )
+    bound = cfg.max_drafted if cfg.max_drafted != "auto" else None
+    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
     greedy = [
         replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
         for setting in settings
@@ -211,16 +210,6 @@ def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]
     return sources, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
 
 
-def _draft_line(cfg: commands.Advise, speed: float) -> str:
-    """The command that makes a draft of the target, and how long it takes at this many target tokens per second."""
-    minutes = DRAFT_SHARE * DRAFT_TOKENS / speed / 60
-    command_line = draft_command(str(plain(cfg.pair)["target"]), str(plain(cfg.prompts).get("path") or "FILE.jsonl"))
-    return (
-        f"a draft of this target, in about {minutes:.0f} minutes ({DRAFT_TOKENS:,} response tokens at {speed:.3g} tokens/s, "
-        f"and training on them): {command_line}"
-    )
-
-
 def _publish(
     cfg: commands.Advise,
     folder: Path,
@@ -262,8 +251,14 @@ def _publish(
         print(f"files for serving engines: {folder / 'exports'} ({alone})")
     if answer.method != PLAIN:
         print(next_line(cfg, overrides, source_of[answer.draft], smallest))
-    if not sources:
-        print(_draft_line(cfg, candidates[0].dev.target_speed))
+    if not sources:  # the command that makes a draft of the target, and how long it takes at its speed
+        speed, prompts = candidates[0].dev.target_speed, plain(cfg.prompts).get("path") or "FILE.jsonl"
+        minutes, line = (
+            DRAFT_SHARE * DRAFT_TOKENS / speed / 60,
+            draft_command(str(plain(cfg.pair)["target"]), str(prompts)),
+        )
+        work = f"{DRAFT_TOKENS:,} response tokens at {speed:.3g} tokens/s, and training on them"
+        print(f"a draft of this target, in about {minutes:.0f} minutes ({work}): {line}")
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)
         log_image(wandb, "advise/speedup", figure)

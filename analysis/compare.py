@@ -30,23 +30,11 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analysis import quality
+from analysis.tables import method_table
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show, show_page
 from analysis.tables.files import save_table
 from analysis.tables.grid import YARDSTICKS, Setting, expand
-from analysis.tables.method_table import (
-    LABELS,
-    about_settings,
-    as_markdown,
-    check_baseline,
-    draw,
-    group_rows,
-    groups_to_choose_on,
-    readable,
-    speed_of,
-    table_of,
-    unscored_note,
-)
 from analysis.tables.rows import labels
 from analysis.tables.workbench import Workbench
 from toolkit.config import commands, instantiate, plain
@@ -73,34 +61,36 @@ def run(cfg: commands.Compare) -> Path:
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
     for setting in settings:
         bench.prepare(setting)
-    check_baseline(settings, cfg.baseline)
+    names = [setting.name for setting in settings]
+    if cfg.baseline not in names:
+        raise InputError(f"baseline: expected one of {'; '.join(names)}, got {cfg.baseline!r}")
     stage = open_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
     meter = EnergyMeter(bench.pair.devices)
     count, size = len(bench.prompts), cfg.group_size
     if not 1 <= size <= count:
         raise InputError(f"group_size: expected 1 to {count} (the prompts), got {size}")
     groups = [range(first, min(first + size, count)) for first in range(0, count, size)]
-    dev = groups_to_choose_on(len(groups), cfg.dev_share, cfg.seed)
+    dev = method_table.groups_to_choose_on(len(groups), cfg.dev_share, cfg.seed)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
     _decode(bench, settings, groups, parts, meter, cfg)
     loaded = [read_json(part) for part in parts]
     errors = [g["error"] for part in loaded for record in part["settings"].values() for g in record["generations"]]
     failed = [error for error in errors if error is not None]
     check_some_done(len(failed), len(errors), failed[0] if failed else None, stage.folder)
-    rows, prompt_rows, unscored = group_rows(loaded, settings, groups, bench, metrics)
+    rows, prompt_rows, unscored = method_table.group_rows(loaded, settings, groups, bench, metrics)
     save_table(rows, stage.folder, "rows")
     save_table(prompt_rows, stage.folder, "prompts")
     table = _table(rows, prompt_rows, settings, bench, metrics, dev, cfg)
     save_table(table, stage.folder, "comparison")
-    names = labels(cfg)
-    title = f"{names['dataset']} {names['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
-    figures = draw(table, metrics, stage.folder / "figures", title)
-    results = readable(table, metrics, cfg.cost_ratio)
-    judged = {name: metric.about for name, metric in metrics.items() if metric.about}
-    judge_notes = [*(f"{name}: {note}." for name, note in judged.items()), unscored_note(unscored)]
+    part = labels(cfg)
+    title = f"{part['dataset']} {part['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
+    figures = method_table.draw(table, metrics, stage.folder / "figures", title)
+    results = method_table.readable(table, metrics, cfg.cost_ratio)
+    judged = {name: metric.provenance for name, metric in metrics.items() if metric.provenance}
+    judge_notes = [*(f"{name}: {note}." for name, note in judged.items()), method_table.unscored_note(unscored)]
     notes = " ".join(filter(None, [_energy_note(loaded), *judge_notes]))
-    write_text(stage.folder / "comparison.md", as_markdown(title, results, figures, notes, cfg.cost_ratio))
-    first = ("method", "setting", LABELS["tokens_per_second"], LABELS["speedup"])
+    write_text(stage.folder / "comparison.md", method_table.as_markdown(title, results, figures, notes, cfg.cost_ratio))
+    first = ("method", "setting", method_table.LABELS["tokens_per_second"], method_table.LABELS["speedup"])
     show(results, title, stage.folder / "comparison.md", first)
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
     counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
@@ -110,11 +100,8 @@ def run(cfg: commands.Compare) -> Path:
 def _settings(cfg: commands.Compare) -> list[Setting]:
     """The grid's settings. Raises InputError for one that decodes nothing."""
     settings = expand(plain(cfg.grid))
-    for setting in settings:
-        if setting.method in YARDSTICKS:
-            raise InputError(
-                f"grid.{setting.method}: expected methods that decode; leave it out with ~grid.{setting.method}"
-            )
+    if bound := next((setting.method for setting in settings if setting.method in YARDSTICKS), None):
+        raise InputError(f"grid.{bound}: expected methods that decode; leave it out with ~grid.{bound}")
     return settings
 
 
@@ -141,10 +128,12 @@ def _table(
     chosen_on = rows.group.isin(dev)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     reported = rows[~chosen_on], prompt_rows[~prompt_rows.group.isin(dev)]
-    table = table_of(*reported, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
+    table = method_table.table_of(*reported, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
     prompt_tokens = sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
-    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=prompt_tokens)
-    return table.assign(dev_tokens_per_second=speed_of(rows[chosen_on], settings)) if dev else table
+    table = table.join(method_table.about_settings(settings, bench)).assign(prompt_tokens=prompt_tokens)
+    sums = rows[chosen_on].groupby("name", sort=False)[["num_generated", "seconds"]].sum()
+    speeds = (sums.num_generated / sums.seconds).reindex([setting.name for setting in settings]).tolist()
+    return table.assign(dev_tokens_per_second=speeds) if dev else table
 
 
 def _log(

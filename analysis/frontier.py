@@ -35,16 +35,14 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.tables import definitions
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
+from analysis.tables.console import definitions_markdown, definitions_text, show
 from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
-from analysis.tables.scalars import frontier_scalars
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
-from analysis.tables.standing import SHARES, interval_text, notes
+from analysis.tables.standing import SHARES, frontier_scalars, interval_text, notes
 from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
@@ -86,7 +84,7 @@ def run(cfg: commands.Frontier) -> Path:
         printed = readable(table)
         first = [*printed.columns[:4], "note", "way to the upper bound"]
         show(printed, _headline(table), stage.folder / "frontier.md", first)
-    print(f"\n{definitions.as_text()}\n\nat other cost ratios: {stage.folder / 'standing.md'}")
+    print(f"\n{definitions_text()}\n\nat other cost ratios: {stage.folder / 'standing.md'}")
     return stage.folder
 
 
@@ -151,7 +149,7 @@ def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str
         lines["method"] = [plots.label(method) for method in lines.method]
         parts += ["Tokens per target-forward time by cost ratio, settings chosen again at each:", markdown(lines)]
         parts += [f"![{path.stem}](figures/{path.name})" for path in figures[str(dataset)]]
-    return "\n\n".join([*parts, "## Definitions", definitions.as_markdown()]) + "\n"
+    return "\n\n".join([*parts, "## Definitions", definitions_markdown()]) + "\n"
 
 
 def standing_markdown(standings: pd.DataFrame) -> str:
@@ -234,10 +232,13 @@ def _headline(table: pd.DataFrame) -> str:
 def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:
     tables = {name: read_table(folder, name) for name in TABLES}
     datasets = list(dict.fromkeys(tables["frontier"].dataset.astype(str)))
-    options = {"tags": datasets, "name": f"c={cfg.cost_ratio:g} {' '.join(datasets)}", "track": cfg.track}
-    with wandb_run(
-        "frontier", plain(cfg), folder, inputs=[*_folders(cfg.dev), *_folders(cfg.test or [])], **options
-    ) as wandb:
+    options: dict[str, Any] = {
+        "tags": datasets,
+        "name": f"c={cfg.cost_ratio:g} {' '.join(datasets)}",
+        "track": cfg.track,
+    }
+    options["inputs"] = [*_folders(cfg.dev), *_folders(cfg.test or [])]
+    with wandb_run("frontier", plain(cfg), folder, **options) as wandb:
         log_summary(wandb, frontier_scalars(tables["frontier"]))
         for name, table in tables.items():
             log_table(wandb, f"frontier/{name}", table)

@@ -44,7 +44,6 @@ from analysis.replay.tally import Replayed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table
-from analysis.tables.frontier_tables import Cost
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
@@ -82,7 +81,8 @@ def run(cfg: commands.Heads) -> Path:
         return fit_copies(cfg)
     if not isinstance(cfg.traces, str):
         raise InputError(f"traces: expected a folder of data_gen.traces, traces=FOLDER heads=[...], got {cfg.traces}")
-    _checked(cfg)
+    if not cfg.thresholds:
+        raise InputError("thresholds: expected probabilities, got []")
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     folders = [Path(str(folder)) for folder in (cfg.traces, *([cfg.dev] if cfg.dev is not None else []))]
     traces = [read_traces(folder) for folder in folders]
@@ -119,12 +119,8 @@ def run(cfg: commands.Heads) -> Path:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
         stage.finish(heads=[contender.name for contender in contenders], num_texts=len(base))
-    show(
-        results,
-        title,
-        stage.folder / "heads.md",
-        ("head", "throughput", f"over {FIXED}", "AUROC", "binary KL", "setting"),
-    )
+    first = ("head", "throughput", f"over {FIXED}", "AUROC", "binary KL", "setting")
+    show(results, title, stage.folder / "heads.md", first)
     return stage.folder
 
 
@@ -148,15 +144,14 @@ def _study(
     contender: Contender, draft: Any, dev: Texts, test: Texts, base: Array, cfg: commands.Heads, bootstrap: Bootstrap
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """A head's line, and its curve over thresholds. The threshold is the best on dev, all numbers are of test."""
-    thresholds, cost_ratio = _checked(cfg), cfg.cost_ratio
+    thresholds, cost_ratio = [float(h) for h in cfg.thresholds], cfg.cost_ratio
     scored = {id(part.trace): contender.scored(part.trace, draft) for part in (dev, test)}
     policy = threshold_policy(contender.head, contender.estimate, cfg.corrected)
     levels = [1 - h for h in thresholds]
     shortest = PREREAD_SHORTEST if contender.kind == "preread" else cfg.min_drafted
     sweeps = {key: sweep_levels(trace, policy, levels, shortest) for key, trace in scored.items()}
-    mine, theirs = (
-        np.stack([part.counts(replayed) for replayed in sweeps[id(part.trace)]]) for part in (test, dev)
-    )  # [thresholds, texts, counts]
+    parts = ((part, sweeps[id(part.trace)]) for part in (test, dev))  # to counts [thresholds, texts, counts]
+    mine, theirs = (np.stack([part.counts(replayed) for replayed in sweep]) for part, sweep in parts)
     on_dev = throughput(theirs.sum(1), cost_ratio)
     best = int(on_dev.argmax())
     line = {
@@ -165,9 +160,8 @@ def _study(
         **_worth(mine[best], base, cost_ratio, bootstrap),
     }  # fmt: skip
     curve = _curve(contender.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
-    return line, curve.assign(
-        threshold=list(thresholds), **{name: contender.settings[name] for name in ("depth", "w_rej")}
-    )
+    trained = {name: contender.settings[name] for name in ("depth", "w_rej")}
+    return line, curve.assign(threshold=list(thresholds), **trained)
 
 
 def _curve(name: str, settings: Sequence[str], counts: Array, on_dev: Array, cost_ratio: float) -> pd.DataFrame:
@@ -184,19 +178,19 @@ def _curve(name: str, settings: Sequence[str], counts: Array, on_dev: Array, cos
 
 def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
     """Rates of counts [texts, counts] with intervals over texts; `gain` over the best fixed K's, paired."""
-    return bootstrap.figures(np.concatenate([counts, base], 1), lambda totals: _rates(totals, cost_ratio))
 
+    def rates(totals: Array) -> dict[str, Array]:
+        """Of totals [..., 2 counts], a policy's and the baseline's."""
+        mine, theirs = totals[..., : len(COUNTS)], totals[..., len(COUNTS) :]
+        produced = mine[..., COUNTS.index("num_generated")]
+        return {
+            "throughput": throughput(mine, cost_ratio),
+            "gain": throughput(mine, cost_ratio) / throughput(theirs, cost_ratio) - 1,
+            "discard_rate": mine[..., COUNTS.index("num_discarded")] / produced,
+            "verification_rate": mine[..., COUNTS.index("num_target_calls")] / produced,
+        }
 
-def _rates(totals: Array, cost_ratio: float) -> dict[str, Array]:
-    """The rates of totals [..., 2 counts], a policy's and the baseline's."""
-    mine, base = totals[..., : len(COUNTS)], totals[..., len(COUNTS) :]
-    produced = mine[..., COUNTS.index("num_generated")]
-    return {
-        "throughput": throughput(mine, cost_ratio),
-        "gain": throughput(mine, cost_ratio) / throughput(base, cost_ratio) - 1,
-        "discard_rate": mine[..., COUNTS.index("num_discarded")] / produced,
-        "verification_rate": mine[..., COUNTS.index("num_target_calls")] / produced,
-    }
+    return bootstrap.figures(np.concatenate([counts, base], 1), rates)
 
 
 def _fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[Array, pd.DataFrame]:
@@ -215,8 +209,10 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
         if test_summary["job"] == dev_summary["job"]:
             raise InputError("dev: expected traces of other texts than `traces`, got the same")
         for name in ("draft_fingerprint", "target_fingerprint", "sampling"):
-            if _comparable(test_summary[name]) != _comparable(dev_summary[name]):
-                raise InputError(f"dev and traces differ in {name}: {dev_summary[name]} and {test_summary[name]}")
+            sides = [summary[name] for summary in (dev_summary, test_summary)]
+            seedless = [{**side, "seed": None} if isinstance(side, dict) else side for side in sides]
+            if seedless[0] != seedless[1]:
+                raise InputError(f"dev and traces differ in {name}: {sides[0]} and {sides[1]}")
         test, dev = traces
         return Texts(dev, np.ones(dev.num_texts, dtype=bool)), Texts(test, np.ones(test.num_texts, dtype=bool))
     (trace,) = traces
@@ -229,22 +225,6 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
     chosen = np.zeros(trace.num_texts, dtype=bool)
     chosen[np.random.default_rng(seed).permutation(trace.num_texts)[:size]] = True
     return Texts(trace, chosen), Texts(trace, ~chosen)
-
-
-def _comparable(fact: Any) -> Any:
-    """A fact of a summary without its seed."""
-    return {name: value for name, value in fact.items() if name != "seed"} if isinstance(fact, dict) else fact
-
-
-def _checked(cfg: commands.Heads) -> list[float]:
-    """The thresholds of a config. Raises InputError for values out of range."""
-    Cost(cfg.cost_ratio)
-    thresholds = plain(cfg.thresholds)
-    if not thresholds or not all(0 <= h <= 1 for h in thresholds):
-        raise InputError(f"thresholds: expected probabilities, got {thresholds}")
-    if cfg.min_drafted < 1:
-        raise InputError(f"min_drafted: expected at least 1, got {cfg.min_drafted}")
-    return [float(h) for h in thresholds]
 
 
 def _bracketed(row: Any, name: str, form: str) -> str:

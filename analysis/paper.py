@@ -45,29 +45,24 @@ def run(cfg: commands.Paper) -> Path:
     stage = open_stage("paper", cfg, inputs=[folder / MANIFEST for folder in runs.folders.values()], ignore=("track",))
     cells = cells_of(table, runs)
     if not stage.finished:
-        _write(table, cells, runs, cfg, stage.folder)
+        frame, folder = as_frame(table, cells), stage.folder
+        if table.rows:
+            save_table(frame, folder, "table")
+        if table.figure is not None:
+            points = draw(table.figure, runs, table.item, folder / FIGURE)
+            save_table(points, folder, "points")
+        write_text(folder / PAGE, page.as_markdown(table, cells, runs, cfg.models, FIGURE if table.figure else None))
+        name, inputs = f"{table.paper} {table.item}", list(runs.folders.values())
+        with wandb_run("paper", plain(cfg), folder, track=cfg.track, name=name, inputs=inputs) as wandb:
+            log_table(wandb, "paper/table", frame if table.rows else points)
+            if table.figure is not None:
+                log_image(wandb, "paper/figure", folder / FIGURE)
         stage.finish(paper=table.paper, item=table.item)
     if table.rows:
         heading = f"{table.paper}, {table.item}: {table.title}"
         show(page.side_by_side(table, cells), heading, stage.folder / PAGE)
     print(f"page: {stage.folder / PAGE}")
     return stage.folder
-
-
-def _write(table: PaperTable, cells: page.Cells, runs: Runs, cfg: commands.Paper, folder: Path) -> None:
-    """Table, figure and page, on disk and on W&B."""
-    frame = as_frame(table, cells)
-    if table.rows:
-        save_table(frame, folder, "table")
-    if table.figure is not None:
-        points = draw(table.figure, runs, table.item, folder / FIGURE)
-        save_table(points, folder, "points")
-    write_text(folder / PAGE, page.as_markdown(table, cells, runs, cfg.models, FIGURE if table.figure else None))
-    name, inputs = f"{table.paper} {table.item}", list(runs.folders.values())
-    with wandb_run("paper", plain(cfg), folder, track=cfg.track, name=name, inputs=inputs) as wandb:
-        log_table(wandb, "paper/table", frame if table.rows else points)
-        if table.figure is not None:
-            log_image(wandb, "paper/figure", folder / FIGURE)
 
 
 if __name__ == "__main__":

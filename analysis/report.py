@@ -22,30 +22,22 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.reporting.folders import Folder, Group, grouped, read_folder
-from analysis.reporting.headline import headline
+from analysis.reporting.folders import Folder, FolderGroup, grouped, read_folder
 from analysis.reporting.page import render, report_spec, scripts
-from analysis.reporting.panels import Panel, panels
-from analysis.reporting.tables import FigureView, TableView, figure_files, figure_views, table_files, table_view
-from analysis.reporting.tokens import KINDS, LEVELS, TokenView, token_views
+from analysis.reporting.panels import headline, panels
+from analysis.reporting.tables import figure_files, figure_views, table_files, table_view
+from analysis.reporting.tokens import KINDS, LEVELS, token_views
 from analysis.reporting.wandb_report import publish
-from analysis.tables.definitions import DEFINITIONS
+from analysis.tables.console import DEFINITIONS
 from toolkit.config import commands, flatten, plain
 from toolkit.files.atomic import write_json, write_text
 from toolkit.runs.stage import MANIFEST, command, open_stage, provenance
 
-EXTRA_FILES = (
-    "tokens.json",
-    "generations.jsonl",
-    "settings.parquet",
-    "costs.parquet",
-    "summary.parquet",
-    "positions.parquet",
-)
+TABLES_READ = ("settings", "costs", "summary", "positions")
+EXTRA_FILES = ("tokens.json", "generations.jsonl", *(f"{name}.parquet" for name in TABLES_READ))
 PUBLISHING = ("publish", "entity", "project", "draft", "dry_run")
 MOST_BYTES = 5_000_000  # of report.html
 FIGURE_BYTES = 2_000_000  # of all figures within it
@@ -60,22 +52,13 @@ def run(cfg: commands.Report) -> Path:
     if not stage.finished:
         parts = _parts(grouped(folders), stage.folder, cfg.max_cells)
         origin = provenance()
-        specs = {anchor: spec for part in parts for anchor, _, spec in part.charts}
-        facts = {
-            "title": cfg.title,
-            "parts": parts,
-            "definitions": DEFINITIONS,
-            "made": origin,
-            "kinds": KINDS,
-            "levels": LEVELS,
-        }
+        specs = {anchor: spec for part in parts for anchor, _, spec in part["charts"]}
+        facts: dict[str, Any] = {"title": cfg.title, "parts": parts, "definitions": DEFINITIONS, "made": origin}
+        facts |= {"kinds": KINDS, "levels": LEVELS}
         html = render("report.html.j2", {**facts, **scripts(specs)})
         write_text(stage.folder / "report.html", html)
         write_text(stage.folder / "report.md", render("report.md.j2", facts))
-        write_json(
-            stage.folder / "report.json",
-            report_spec(cfg.title, origin, [(p.group, p.headline, p.panels) for p in parts]),
-        )
+        write_json(stage.folder / "report.json", report_spec(cfg.title, origin, parts))
         if (size := len(html.encode())) > MOST_BYTES:
             print(f"report: the page has {size / 1e6:.1f} MB; give fewer folders, or a smaller max_cells")
         stage.finish()
@@ -85,35 +68,8 @@ def run(cfg: commands.Report) -> Path:
     return stage.folder
 
 
-@dataclass(frozen=True)
-class Section:
-    """What the report shows of one folder."""
-
-    title: str
-    anchor: str
-    status: str
-    time: str
-    revision: str
-    command: str
-    provenance: Sequence[tuple[str, str]]
-    tables: Sequence[TableView] = field(default_factory=list)
-    figures: Sequence[FigureView] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Part:
-    """What the report shows of one group of folders that compare: anchors say where a chart is on the page."""
-
-    group: Group
-    anchor: str
-    headline: str
-    panels: Sequence[Panel]
-    charts: Sequence[tuple[str, Panel, dict[str, Any]]]
-    tokens: Sequence[TokenView]
-    sections: Sequence[Section]
-
-
-def _parts(groups: Sequence[Group], report: Path, max_cells: int) -> list[Part]:
+def _parts(groups: Sequence[FolderGroup], report: Path, max_cells: int) -> list[dict[str, Any]]:
+    """What the templates show of each group of folders that compare: anchors say where a chart is on the page."""
     number_of = {folder.path: n for n, folder in enumerate((f for group in groups for f in group.folders), 1)}
     budget = FIGURE_BYTES // max(len(number_of), 1)
     parts = []
@@ -122,25 +78,25 @@ def _parts(groups: Sequence[Group], report: Path, max_cells: int) -> list[Part]:
         drawn = [(panel, spec) for panel in group_panels for _, spec in panel.charts]
         charts = [(f"chart-{number}-{n}", panel, spec) for n, (panel, spec) in enumerate(drawn, 1)]
         sections = [_section(number_of[folder.path], folder, report, max_cells, budget) for folder in group.folders]
-        tokens, anchor = token_views(group.folders), f"group-{number}"
-        parts.append(Part(group, anchor, headline(group.folders), group_panels, charts, tokens, sections))
+        part = {"group": group, "anchor": f"group-{number}", "headline": headline(group.folders)}
+        part |= {"panels": group_panels, "charts": charts, "tokens": token_views(group.folders), "sections": sections}
+        parts.append(part)
     return parts
 
 
-def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: int) -> Section:
+def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: int) -> dict[str, Any]:
+    """What the templates show of one folder."""
     manifest = folder.manifest
     facts = {name: manifest.get(name, {}) for name in ("config", "inputs", "versions", "machine", "python")}
-    return Section(
-        title=f"{folder.stage}: {folder.path.name}",
-        anchor=f"section-{number}",
-        status=str(manifest.get("status", "")),
-        time=str(manifest.get("time", "")),
-        revision=str(manifest.get("revision", "")),
-        command=shlex.join(manifest.get("argv", [])),
-        provenance=[(key, str(value)) for key, value in flatten(facts).items()],
-        tables=[table_view(path, max_cells) for path in table_files(folder.path)],
-        figures=figure_views(figure_files(folder.path), number, report, budget),
-    )
+    return {
+        "title": f"{folder.stage}: {folder.path.name}",
+        "anchor": f"section-{number}",
+        **{name: str(manifest.get(name, "")) for name in ("status", "time", "revision")},
+        "command": shlex.join(manifest.get("argv", [])),
+        "provenance": [(key, str(value)) for key, value in flatten(facts).items()],
+        "tables": [table_view(path, max_cells) for path in table_files(folder.path)],
+        "figures": figure_views(figure_files(folder.path), number, report, budget),
+    }
 
 
 def _files(folder: Path) -> list[Path]:

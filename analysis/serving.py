@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from tqdm.auto import tqdm
 
 from analysis.figures.loads import over_plain
 from analysis.loads.costs import costs_of
@@ -37,17 +38,7 @@ from toolkit.runs.tracking import log_image, log_table, wandb_run
 
 SIMULATED = ("grid", "slots", "users", "rates", "requests", "shapes", "costs", "hardware", "devices", "rounds", "drops")
 IGNORED = (*SIMULATED, "hidden", "track")
-SHOWN = [
-    "load",
-    "method",
-    "setting",
-    "tokens_per_second",
-    "times_plain",
-    "token_seconds",
-    "latency",
-    "latency_95",
-    "note",
-]
+SHOWN = ["load", "method", "setting", "tokens_per_second", "times_plain", "token_seconds", "latency", "latency_95"]
 
 
 def run(cfg: commands.Serving) -> Path:
@@ -62,9 +53,8 @@ def run(cfg: commands.Serving) -> Path:
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     bench = Workbench(pair, prompts, sampling, cfg.batch_size)
-    settings = expand(
-        plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted if cfg.max_drafted != "auto" else None
-    )
+    bound = cfg.max_drafted if cfg.max_drafted != "auto" else None
+    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
     recorded = RecordedPair(bench, settings, stage.folder, cfg.max_drafted, cfg.hidden)
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
@@ -80,32 +70,19 @@ def run(cfg: commands.Serving) -> Path:
     figure = over_plain(table, stage.folder / "serving.png", title)
     best = table.loc[table.groupby(["load", "method"], sort=False).tokens_per_second.idxmax()]
     first = ("load", "method", "setting", "tokens_per_second", "times_plain", "note")
-    show(best[SHOWN], f"{title}; the best setting of every method", stage.folder / "serving.csv", first)
-    print("\n".join(break_even(table)))
+    show(best[[*SHOWN, "note"]], f"{title}; the best setting of every method", stage.folder / "serving.csv", first)
+    for kind, part in table.groupby("kind", sort=False):
+        pays = part[part.method != PLAIN].groupby("amount").times_plain.max().sort_index()
+        losing = ", ".join(f"{load:g}" for load in pays[pays <= 1.0].index)
+        every = f"drafting pays at every load, {pays.min():.2f} to {pays.max():.2f} times plain decoding"
+        print(f"{kind}: drafting does not pay at {losing}" if losing else f"{kind}: {every}")
     with wandb_run("serving", plain(cfg), stage.folder, track=cfg.track) as wandb:
         log_table(wandb, "serving/serving", table)
         log_image(wandb, "serving/over_plain", figure)
     return stage.finish(num_requests=cfg.requests, costs=costs.source)
 
 
-def break_even(table: pd.DataFrame) -> list[str]:
-    """One sentence per kind of load: at which loads nothing that drafts beats autoregressive decoding."""
-    sentences = []
-    for kind, part in table.groupby("kind", sort=False):
-        best = part[part.method != PLAIN].groupby("amount").times_plain.max().sort_index()
-        losing = best[best <= 1.0]
-        if not len(losing):
-            sentences.append(
-                f"{kind}: drafting pays at every load, {best.min():.2f} to {best.max():.2f} times plain decoding"
-            )
-        else:
-            sentences.append(f"{kind}: drafting does not pay at {', '.join(f'{load:g}' for load in losing.index)}")
-    return sentences
-
-
 def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd.DataFrame:
-    from tqdm.auto import tqdm
-
     lines = []
     with tqdm(total=len(loads) * len(recorded.settings), desc="simulating", unit="setting") as bar:
         for load in loads:

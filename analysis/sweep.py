@@ -27,9 +27,10 @@ from time import perf_counter
 from typing import Any
 
 import pandas as pd
+from tqdm.auto import tqdm
 
 from analysis.figures import plots
-from analysis.figures.pareto import highlighted
+from analysis.figures.pareto import few_settings
 from analysis.tables.agreement import agreement_of
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
@@ -37,9 +38,9 @@ from analysis.tables.files import read_parquet, read_table, save_table, write_pa
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
 from analysis.tables.positions import acceptance_positions, bound_notes, length_table
 from analysis.tables.replayed_settings import Recording
-from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, save_rows, source_shares
-from analysis.tables.scalars import sweep_scalars
+from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, source_shares
 from analysis.tables.selection import settings_table
+from analysis.tables.standing import sweep_scalars
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
@@ -82,14 +83,8 @@ def run(cfg: commands.Sweep) -> Path:
     keys = {setting.name: bench.prepare(setting) for setting in settings}
     stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True, shared=part)
     paths = {name: stage.folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
-    facts = {
-        "num_prompts": len(bench.prompts),
-        "model_fingerprints": bench.fingerprints,
-        "settings": keys,
-        "cost_ratio": cfg.cost_ratio,
-        "asked": digest,
-        "bound_reaches_methods": True,
-    }
+    facts = {"num_prompts": len(bench.prompts), "model_fingerprints": bench.fingerprints, "settings": keys}
+    facts |= {"cost_ratio": cfg.cost_ratio, "asked": digest, "bound_reaches_methods": True}
     stage.start()
     done, failures = _work(settings, paths, bench, cfg)
     if not done:
@@ -247,7 +242,7 @@ def _publish(
             columns = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
             parts.append(done[setting.name].drop(columns=TEXTS).assign(**columns))
     rows = join_settings(parts)
-    save_rows(rows, folder)
+    save_table(rows, folder, "rows")
     summary = settings_table(rows, cfg.cost_ratio)
     summary = summary.assign(**source_shares(rows))
     summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).setting_seconds.first())
@@ -281,16 +276,10 @@ def draw(folder: Path, title: str) -> list[Path]:
     summary, positions, lengths = (read_table(folder, name) for name in ("summary", "positions", "lengths"))
     figures_folder = folder / "figures"
     figures = [plots.pareto(summary, figures_folder / "pareto.png", title)]
-    best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
-    best = best[best.method.isin(highlighted(summary))]
-    few = set(zip(best.method, best.setting, strict=True))
-    for name, table, figure in (
-        ("positions", positions, plots.acceptance_by_position),
-        ("lengths", lengths, plots.lengths),
-    ):
-        chosen = table[[key in few for key in zip(table.method, table.setting, strict=True)]]
-        if len(chosen):
-            figures.append(figure(chosen, figures_folder / f"{name}.png", title))
+    if len(chosen := few_settings(positions, summary)):
+        figures.append(plots.acceptance_by_position(chosen, figures_folder / "positions.png", title))
+    if len(chosen := few_settings(lengths, summary)):
+        figures.append(plots.lengths(chosen, figures_folder / "lengths.png", title))
     return figures
 
 
@@ -331,8 +320,6 @@ class _Progress:
     """A bar over settings: which one, how far it is, and the best so far."""
 
     def __init__(self, num_settings: int, num_prompts: int, cost_ratio: float):
-        from tqdm.auto import tqdm
-
         self.bar = tqdm(total=num_settings, desc="sweep", unit="setting")
         self.num_prompts, self.cost_ratio = num_prompts, cost_ratio
         self.current, self.prompts_done, self.tokens, self.begun = "", 0, 0, perf_counter()

@@ -36,6 +36,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from tqdm.auto import tqdm
 
 from analysis.figures import plots
 from analysis.loads.costs import measured_costs
@@ -62,10 +64,8 @@ def run(cfg: commands.Timing) -> Path:
     """Decode, time and regress, or solve prices on a recording; returns the output folder."""
     if cfg.traces is not None:
         return solve_prices(cfg)
-    if cfg.warm_up < 0 or not cfg.num_drafted or min(cfg.num_drafted) < 1:
-        raise InputError(
-            f"expected warm_up >= 0 and num_drafted=[K, ...] above 0, got {cfg.warm_up}, {cfg.num_drafted}"
-        )
+    if not cfg.num_drafted:
+        raise InputError(f"expected warm_up >= 0 and num_drafted=[K, ...] above 0, got {cfg.warm_up}, []")
     finished = finished_stage("timing", cfg, ignore=("track",))
     if finished is not None:
         return _show(finished)
@@ -110,19 +110,25 @@ def _decode(
     cfg: commands.Timing, pair: ModelPair, prompts: Any, sampling: Any
 ) -> tuple[pd.DataFrame, list[Generation]]:
     """Decode every prompt with every setting, prompt by prompt; returns counts and seconds, and the speculative generations."""
-    from tqdm.auto import tqdm
-
-    chains = _chains(cfg, pair)
+    ways: list[tuple[str, ModelPair, Any]] = []
     options = pair.chat_template_options
     single = {
         f"{role} alone": ModelPair(target=model, tokenizer=pair.tokenizer, chat_template_options=options)
         for role, model in (("target", pair.target), ("draft", pair.draft))
         if not reads_states(model)  # which is not read alone
     }
-    ways: list[tuple[str, ModelPair, Any]] = [
-        (name, models, instantiate(plain(method_config("autoregressive", [], None)))) for name, models in single.items()
-    ]
-    ways += [(name, pair, method) for name, method in chains]
+    for name, models in single.items():
+        ways.append((name, models, instantiate(plain(method_config("autoregressive", [], None)))))
+    for k in cfg.num_drafted:
+        fixed = method_config("speculative", [f"policy.num_drafted={k}"], None)
+        ways.append((f"K={k}", pair, instantiate(plain(fixed))))
+    headed = instantiate(plain(method_config("specdec_pp", [], cfg.head)))
+    try:
+        headed.bind(pair)
+        ways.append((HEADED, pair, headed))
+    except InputError:  # the pair has no head, or one was named that does not fit
+        if cfg.head is not None:
+            raise
     rows, speculative = [], []
     for number, prompt in enumerate(tqdm(prompts, desc="timing", unit="prompt")):
         for name, models, method in ways:
@@ -147,27 +153,9 @@ def _decode(
     return pd.DataFrame(rows), speculative
 
 
-def _chains(cfg: commands.Timing, pair: ModelPair) -> list[tuple[str, Any]]:
-    """Fixed K, and SpecDec++ if there is a head. Raises InputError if one was asked for and does not fit."""
-    methods = [
-        (f"K={k}", instantiate(plain(method_config("speculative", [f"policy.num_drafted={k}"], None))))
-        for k in cfg.num_drafted
-    ]
-    headed = instantiate(plain(method_config("specdec_pp", [], cfg.head)))
-    try:
-        headed.bind(pair)
-    except InputError:
-        if cfg.head is not None:
-            raise
-        return methods
-    return [*methods, (HEADED, headed)]
-
-
 def _wait(pair: ModelPair) -> None:
     """Wait until a GPU has finished what was launched."""
     if pair.device.type == "cuda":
-        import torch
-
         torch.cuda.synchronize(pair.device)
 
 
@@ -205,16 +193,10 @@ def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataF
     lines += [_headed(headed, beta)] if len(headed) else []
     model = fit_rounds(speculative)
     widest = max(r.num_drafted for g in speculative for r in g.rounds)
-    lines += [
-        {
-            "decoding": f"per round, {width} drafted",
-            "t_draft": model.draft(1, CONTEXT),
-            "t_target": model.target(width + 1, CONTEXT),
-            "r2": model.target.r2,
-            "c": model.ratio(width, CONTEXT),
-        }
-        for width in (1, widest)
-    ]
+    for width in (1, widest):
+        seconds = {"t_draft": model.draft(1, CONTEXT), "t_target": model.target(width + 1, CONTEXT)}
+        ratio = {"r2": model.target.r2, "c": model.ratio(width, CONTEXT)}
+        lines.append({"decoding": f"per round, {width} drafted", **seconds, **ratio})
     return pd.DataFrame(lines)
 
 

@@ -30,7 +30,15 @@ def depth_that_pays(
 ) -> int:
     """The depth for these texts, at the draft temperature that needs the deepest one; from 1 to DEEPEST."""
     if reads_states(pair.draft):
-        return max(_counted_depth(pair, texts[:TEXTS], sampling, temperature) for temperature in draft_temperatures)
+        depths = []
+        for temperature in draft_temperatures:
+            recorder = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature)
+            trace = recorder.record(texts[:TEXTS], range(len(texts[:TEXTS])))
+            assert trace.run is not None
+            run, left = trace.run, Geometry.of(trace).left
+            shares = [float((run[left >= depth] >= depth).double().mean()) for depth in range(1, DEEPEST)]
+            depths.append(next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), DEEPEST))
+        return max(depths)
     alphas: dict[float | None, list[Tensor]] = {temperature: [] for temperature in draft_temperatures}
     for prompt, produced in texts[:TEXTS]:
         for reading in readings_along(pair, [(prompt, produced[:TOKENS])], sampling):
@@ -47,11 +55,3 @@ def depth_of(alphas: Sequence[Tensor]) -> int:
         if not products or float(torch.cat(products).mean()) < PAYS:
             return depth
     return DEEPEST
-
-
-def _counted_depth(pair: ModelPair, texts: Sequence[Text], sampling: Sampling, temperature: float | None) -> int:
-    trace = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature).record(texts, range(len(texts)))
-    assert trace.run is not None
-    run, left = trace.run, Geometry.of(trace).left
-    shares = [float((run[left >= depth] >= depth).double().mean()) for depth in range(1, DEEPEST)]
-    return next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), DEEPEST)

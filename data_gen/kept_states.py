@@ -45,10 +45,17 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> Kept | Non
 
     If a recording is there that lacks the states alone, one line says how it would have sufficed.
     """
-    stateless = False
+    mine, stateless = {key: value for key, value in stage.identity.items() if key not in FREE}, False
     for path in sorted(stage.folder.parent.glob(f"*/{MANIFEST}")):
-        manifest = _manifest(path.parent)
-        if path.parent == stage.folder or not _fits(manifest, stage, facts):
+        try:
+            manifest = read_manifest(path.parent)
+        except InputError:  # another program's, or damaged: of no use here
+            continue
+        if path.parent == stage.folder or manifest.get("stage") != stage.name or manifest.get("status") != "finished":
+            continue
+        theirs = {key: value for key, value in manifest["config"].items() if key not in FREE}
+        same_inputs = sorted(manifest.get("inputs", {}).values()) == sorted(stage.inputs.values())
+        if not same_inputs or theirs != mine or any(manifest.get(k) != v for k, v in facts.items() if k != "heads"):
             continue
         if manifest["config"].get("hidden") and manifest.get("states") == states:
             return Kept(path.parent, manifest["job"])
@@ -56,20 +63,3 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> Kept | Non
     if stateless:
         print("traces: the same texts were recorded without states; with hidden=true, further heads need no recording")
     return None
-
-
-def _fits(manifest: Mapping[str, Any], stage: Stage, facts: Mapping[str, Any]) -> bool:
-    if manifest.get("stage") != stage.name or manifest.get("status") != "finished":
-        return False
-    theirs, mine = (
-        {k: v for k, v in config.items() if k not in FREE} for config in (manifest["config"], stage.identity)
-    )
-    same_inputs = sorted(manifest.get("inputs", {}).values()) == sorted(stage.inputs.values())
-    return same_inputs and theirs == mine and all(manifest.get(k) == v for k, v in facts.items() if k != "heads")
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        return read_manifest(folder)
-    except InputError:  # another program's, or damaged: of no use here
-        return {}

@@ -13,6 +13,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("mix")
 
 import hashlib
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from tqdm.auto import tqdm
 
-from data_gen.mixed_preview import show
 from data_gen.mixing import MixedExample, mix_batch
-from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts, within_context
+from data_gen.texts import TargetResponses, fingerprints, num_tokens, read_responses, sampling_facts, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files import journal
@@ -39,6 +40,7 @@ from toolkit.sampling import Sampling
 SUMMARY, PARTS = "summary.json", "parts"
 PART_ROWS = 256
 PREVIEW_ROWS = 3
+LEGEND = "prompt | target's tokens as they are, [draft's token|probability of acceptance]"
 FEATURES = datasets.Features({
     "row": datasets.Value("int64"),  # of the responses; several folders are numbered on
     "prompt_length": datasets.Value("int32"),
@@ -51,7 +53,8 @@ FEATURES = datasets.Features({
 def run(cfg: commands.Mix) -> Path:
     """Mix `cfg.responses`; returns the output folder."""
     part = part_of(cfg)
-    responses = _responses(cfg)
+    named = [plain(cfg.responses), plain(cfg.validation) or []]  # those to train on, then those to validate on
+    responses = read_responses([path for names in named for path in ([names] if isinstance(names, str) else names)])
     sampling = sampling_facts(responses.sampling)
     stage = open_stage("mix", {**plain(cfg), "sampling": sampling}, inputs=responses.inputs, ignore=RANKS, shared=part)
     if stage.finished:
@@ -67,12 +70,6 @@ def run(cfg: commands.Mix) -> Path:
             if last:
                 _join(stage, pair, responses, cfg, paths, facts)
     return stage.folder
-
-
-def _responses(cfg: commands.Mix) -> Responses:
-    """Those to train on, then those to validate on, if they are named."""
-    named = [plain(cfg.responses), plain(cfg.validation) or []]
-    return read_responses([folder for part in named for folder in ([part] if isinstance(part, str) else part)])
 
 
 def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:
@@ -98,14 +95,20 @@ def summarize(data: datasets.DatasetDict) -> dict[str, Any]:
     columns = [_columns(part.data.table) for part in data.values()]
     labels, mask = (np.concatenate([part[name] for part in columns]) for name in ("labels", "mask"))
     in_prompts = sum(int(part["prompt_length"].sum()) for part in columns)
-    positions = len(labels) - in_prompts
+    positions, hashes = len(labels) - in_prompts, {}
+    for split_name, part in zip(data, columns, strict=True):
+        digest = hashlib.sha256()
+        for name in sorted(part):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(part[name]).tobytes())
+        hashes[split_name] = digest.hexdigest()[:16]
     return {
         "num_examples": {name: len(part) for name, part in data.items()},
         "num_positions": positions,
         "num_drafted": int(mask.sum()),
         "mean_label": float(labels[mask].mean()) if mask.any() else float("nan"),
         "mean_label_all": float(labels.sum() / positions),
-        "content": {name: _hash(part) for name, part in zip(data, columns, strict=True)},
+        "content": hashes,
     }
 
 
@@ -118,7 +121,7 @@ def check_masks(summary: Mapping[str, Any]) -> None:
 
 
 def _join(
-    stage: Stage, pair: Any, responses: Responses, cfg: commands.Mix, paths: Sequence[Path], facts: dict[str, Any]
+    stage: Stage, pair: Any, responses: TargetResponses, cfg: commands.Mix, paths: Sequence[Path], facts: dict[str, Any]
 ) -> None:
     """All parts as one dataset, split and summed up; the parts are deleted."""
     table = pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
@@ -140,19 +143,17 @@ def _join(
     show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
 
 
-def _mix_parts(pair: Any, responses: Responses, cfg: commands.Mix, folder: Path) -> list[Path]:
+def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder: Path) -> list[Path]:
     """The files of all mixed examples in order; this process's share is written, parts that exist are kept."""
-    from tqdm.auto import tqdm
-
     numbers = range(0, len(responses.rows), PART_ROWS)
     paths = [folder / f"part-{number // PART_ROWS:05d}.parquet" for number in numbers]
     mine = [(path, responses.rows[number : number + PART_ROWS]) for number, path in zip(numbers, paths, strict=True)]
     mine = share(mine, cfg)
-    with tqdm(total=sum(_num_tokens(rows) for _, rows in mine), desc="mix", unit="token", unit_scale=True) as bar:
+    with tqdm(total=sum(num_tokens(rows) for _, rows in mine), desc="mix", unit="token", unit_scale=True) as bar:
         for path, rows in mine:
             if path.exists():
-                bar.initial += _num_tokens(rows)  # keeps tokens/s honest
-                bar.update(_num_tokens(rows))
+                bar.initial += num_tokens(rows)  # keeps tokens/s honest
+                bar.update(num_tokens(rows))
                 continue
             table = _as_table(_mix_rows(pair, rows, responses.sampling, cfg, bar))
             write_atomic(path, partial(_write_part, table))
@@ -183,12 +184,8 @@ def _mix_rows(
         chosen = by_length[first : first + cfg.batch_size]
         batch = [rows[i] for i in chosen]
         mixed |= zip(chosen, mix_batch(pair, batch, sampling, cfg.mixing_ratio, cfg.seed), strict=True)
-        bar.update(_num_tokens(batch))
+        bar.update(num_tokens(batch))
     return [mixed[i] for i in range(len(rows))]
-
-
-def _num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
-    return sum(len(row["token_ids"]) for row in rows)
 
 
 def _as_table(rows: Sequence[MixedExample]) -> pa.Table:
@@ -213,14 +210,6 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
     return flat
 
 
-def _hash(columns: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(columns):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(columns[name]).tobytes())
-    return digest.hexdigest()[:16]
-
-
 def _print_summary(summary: Mapping[str, Any]) -> None:
     examples, positions, drafted = summary["num_examples"], summary["num_positions"], summary["num_drafted"]
     print(
@@ -228,6 +217,45 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     )
     print(f"  {drafted} hold a drafted token, {drafted / positions:.1%}: the loss sees those")
     print(f"  mean label {summary['mean_label']:.4f} there, {summary['mean_label_all']:.4f} everywhere")
+
+
+def show(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print examples of the data set: in colours on a terminal, with plain marks elsewhere."""
+    if not sys.stdout.isatty():
+        print(LEGEND)
+        for row in rows:
+            print(f"  {as_text(tokenizer, row)}")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    console.print("prompt, [cyan]target's[/cyan] tokens, draft's from [red]rejected[/red] to [green]accepted[/green]")
+    for row in rows:
+        line = Text()
+        for word, kind, label in _words(tokenizer, row):
+            draft = f"rgb({round(220 * (1 - label))},{round(170 * label)},60)"  # red for 0 to green for 1
+            line.append(word, {"prompt": "dim", "target": "cyan", "draft": draft}[kind])
+        console.print(line)
+
+
+def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
+    """One example with plain marks."""
+    words = _words(tokenizer, row)
+    prompt = "".join(word for word, kind, _ in words if kind == "prompt")
+    rest = (f"[{word}|{label:.2f}]" if kind == "draft" else word for word, kind, label in words if kind != "prompt")
+    return f"{prompt} | {''.join(rest)}"
+
+
+def _words(tokenizer: Any, row: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """Text, origin (prompt, target or draft) and label of every token."""
+    words = []
+    columns = zip(row["input_ids"], row["mask"], row["labels"], strict=True)
+    for position, (token, from_draft, label) in enumerate(columns):
+        text = f" {token}" if tokenizer is None else tokenizer.decode([token]).replace("\n", "⏎")
+        kind = "prompt" if position < row["prompt_length"] else "draft" if from_draft else "target"
+        words.append((text, kind, label))
+    return words
 
 
 if __name__ == "__main__":

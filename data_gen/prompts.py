@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from data_gen.domains import DOMAINS, get
-from data_gen.domains.splits import SPLITS
+from data_gen.domains import DOMAINS, SPLITS, get
 from data_gen.held_out import COUNTS, load_frozen
 from data_gen.templates import Conversation, NullValueError, Row, check_chat, conversation, render, write_chat
 from toolkit.config.notes import AtLeast, Between, File, HubData
@@ -213,30 +212,27 @@ class HubPrompts(PromptSource):
     def _load_rows(self, split: str) -> Any:
         import datasets
 
-        source, options = self._source()
+        source: str
+        options: dict[str, Any]
+        if self.data_files is not None:
+            source, options = loader_of(self.data_files), {"data_files": self.data_files}
+        elif self.dataset is None:
+            raise InputError(f"{self.name} is not on the hub: expected its file as prompts.data_files=FILE")
+        else:
+            source, options = self.dataset, {"name": self.config_name, "revision": self.revision}
         cache_dir = None if self.cache_dir is None else str(self.cache_dir)
         try:
             return datasets.load_dataset(source, split=split, cache_dir=cache_dir, **options)
         except Exception as error:  # the loaders raise whatever their transport and their parsers raise
-            raise InputError(self._explain(split, error)) from error
-
-    def _source(self) -> tuple[str, dict[str, Any]]:
-        """First argument and options of `datasets.load_dataset`."""
-        if self.data_files is not None:
-            return loader_of(self.data_files), {"data_files": self.data_files}
-        if self.dataset is None:
-            raise InputError(f"{self.name} is not on the hub: expected its file as prompts.data_files=FILE")
-        return self.dataset, {"name": self.config_name, "revision": self.revision}
-
-    def _explain(self, split: str, error: Exception) -> str:
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        if self.data_files is not None:
-            return f"could not read split {split} of {self.name} from {self.data_files}: {reason}"
-        part = "/".join(filter(None, (self.dataset, self.config_name)))
-        return (
-            f"could not load split {split} of {part} from the Hugging Face hub: {reason}. Local files work without it: "
-            "prompts.data_files=FILE (same fields) or prompts.path=FILE.jsonl (ready prompts)"
-        )
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+            if self.data_files is not None:
+                message = f"could not read split {split} of {self.name} from {self.data_files}: {reason}"
+                raise InputError(message) from error
+            part = "/".join(filter(None, (self.dataset, self.config_name)))
+            raise InputError(
+                f"could not load split {split} of {part} from the Hugging Face hub: {reason}. Local files work without it: "
+                "prompts.data_files=FILE (same fields) or prompts.path=FILE.jsonl (ready prompts)"
+            ) from error
 
     def _joined(self) -> dict[str, Any]:
         """Key -> object of the joined file."""
@@ -258,9 +254,15 @@ class HubPrompts(PromptSource):
         """The prompt of one row; None if there is nothing to ask: it is null, or empty."""
         extra = {key: _field(row, key) for key in self.extra}
         if self.join:
-            row = {**row, "joined": _entry(joined, row, str(self.join["key"]))}
+            key, value = self.join["key"], _field(row, str(self.join["key"]))
+            if value not in joined:
+                raise InputError(f"the joined file has no entry with {key} {value!r}")
+            row = {**row, "joined": joined[value]}
         try:
-            question = self._ask(row)
+            if self.turns is not None:
+                question = conversation(_field(row, self.turns))
+            else:
+                question = Conversation([{"role": "user", "content": render(str(self.template), row)}])
         except NullValueError:
             return None
         if not any(message["content"].strip() for message in question.messages):
@@ -274,12 +276,6 @@ class HubPrompts(PromptSource):
         content = write_chat(question.messages, self.chat)
         text, messages = (content, None) if isinstance(content, str) else (None, content)
         return Prompt(f"{self.name}-{self.split}-{index:05d}", text, answer or None, messages, extra)
-
-    def _ask(self, row: Row) -> Conversation:
-        if self.turns is not None:
-            return conversation(_field(row, self.turns))
-        assert self.template is not None
-        return Conversation([{"role": "user", "content": render(self.template, row)}])
 
 
 def parse_split(text: str) -> tuple[str, int | None, int | None]:
@@ -313,10 +309,3 @@ def _field(row: Row, key: str) -> Any:
     if key not in row:
         raise InputError(f"expected a field {key!r}; the row's fields are {', '.join(row)}")
     return row[key]
-
-
-def _entry(joined: Mapping[str, Any], row: Row, key: str) -> Any:
-    value = _field(row, key)
-    if value not in joined:
-        raise InputError(f"the joined file has no entry with {key} {value!r}")
-    return joined[value]

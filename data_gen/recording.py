@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -291,7 +292,10 @@ class Recorder:
         for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
             if not rolls:
                 continue
-            seen = _seen_by(rolls)
+            noted = [roll.seen for roll in rolls if roll.seen is not None]  # of all, or of none
+            for roll, before in zip(rolls, noted, strict=False):
+                before[roll.token] = True
+            seen = torch.stack(noted) if noted else None  # tokens before the ones that are drawn now [R, V]
             distribution = self.warp_draft(logits[row, : len(rolls)], seen)
             target_probs = None
             if target_logits is not None:
@@ -322,10 +326,7 @@ class Recorder:
         assert step.tokens is not None
         facts = {
             "tokens": step.tokens.int(),
-            "draft_prob": step.draft_prob.float(),
-            "token_prob": step.token_prob.float(),
-            "entropy": step.entropy.float(),
-            "top_probs": step.top_probs.float(),
+            **{name: getattr(step, name).float() for name in ("draft_prob", "token_prob", "entropy", "top_probs")},
         }
         if target_probs is None:
             unknown = torch.full_like(facts["entropy"], torch.nan)
@@ -343,10 +344,7 @@ class Recorder:
         return {name: value.cpu() for name, value in facts.items()}
 
     def _assemble(
-        self,
-        batch: list[RecordedText],
-        on_path: list[dict[str, Tensor]],
-        rolled: list[list[dict[str, Tensor]]],
+        self, batch: list[RecordedText], on_path: list[dict[str, Tensor]], rolled: list[list[dict[str, Tensor]]]
     ) -> Trace:
         lengths = torch.tensor([len(text.produced) for text in batch])
         total = int(lengths.sum())
@@ -354,7 +352,7 @@ class Recorder:
         pieces: list[dict[str, Tensor]] = list(on_path)
         begin, next_step = 0, total
         for text, facts in zip(batch, rolled, strict=True):
-            offsets = _offsets([len(part["tokens"]) for part in facts])
+            offsets = list(accumulate((len(part["tokens"]) for part in facts), initial=0))
             order = [offsets[entry] + number for roll in text.rolls for entry, number in roll.steps]
             if order:
                 whole = {name: torch.cat([part[name] for part in facts]) for name in facts[0]}
@@ -370,7 +368,7 @@ class Recorder:
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in on_path[0]}
         estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads if name not in self._late}
         return Trace(
-            text_first=torch.tensor(_offsets(lengths.tolist())),
+            text_first=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
             room=torch.tensor([self.room] * len(batch)),
             rows=torch.tensor([text.row for text in batch]),
             roll_first=roll_first,
@@ -393,12 +391,8 @@ class Recorder:
     def _uniforms(self, row: int, length: int) -> Tensor:
         """[N, 1 + M]: acceptance, the drafted token instead, and one per step of the roll-out."""
         generator = row_generator(self.sampling.seed + 1_000_003 * (self.replicate + 1), row)
-        acceptance_draws = torch.rand(
-            length, 2, generator=generator, dtype=torch.float64
-        )  # the same for every max_drafted
-        return torch.cat(
-            [acceptance_draws, torch.rand(length, self.max_drafted - 1, generator=generator, dtype=torch.float64)], 1
-        )
+        widths = (2, self.max_drafted - 1)  # apart: the acceptance draws are the same for every max_drafted
+        return torch.cat([torch.rand(length, n, generator=generator, dtype=torch.float64) for n in widths], 1)
 
 
 @dataclass
@@ -442,20 +436,3 @@ def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Te
 
 def _row(seen: Tensor | None, position: int) -> Tensor | None:
     return None if seen is None else seen[position].clone()
-
-
-def _seen_by(rolls: Sequence[_Roll]) -> Tensor | None:
-    """Tokens before the ones that roll-outs draw now [R, V]: the newest of each is noted."""
-    seen = []
-    for roll in rolls:
-        if roll.seen is not None:
-            roll.seen[roll.token] = True
-            seen.append(roll.seen)
-    return torch.stack(seen) if seen else None
-
-
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + size)
-    return offsets

@@ -126,8 +126,8 @@ class _Chains:
         for depth in range(1, recorder.max_drafted + 1):
             if depth > 1:
                 final = self._deeper(depth)
-            chunks = self.alive.split(recorder.width(1))
-            columns.append((self.alive, _cat([self._draft(part, final[part], depth) for part in chunks])))
+            parts = [self._draft(part, final[part], depth) for part in self.alive.split(recorder.width(1))]
+            columns.append((self.alive, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}))
             tokens = self.newest[self.alive]
             goes_on = ~torch.isin(tokens, self.ends) & (self.alive + depth < recorder.room)
             self.alive = self.alive[goes_on]
@@ -239,7 +239,3 @@ class _Chains:
             **of_starts,
             **steps,  # type: ignore[arg-type]
         )
-
-
-def _cat(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -30,9 +30,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_gen.remote.kept import keep, read_kept
-from data_gen.remote.rows import Work, ask_endpoints, facts_of, identity
-from data_gen.shards import read_shard, row_of, shard_name, write_shard
+from tqdm.auto import tqdm
+
+from data_gen.remote.rows import Work, ask_endpoints, encoded, facts_of, identity
+from data_gen.shards import keep, read_kept, read_shard, row_of, shard_name, write_shard
 from toolkit import config
 from toolkit.config import commands, instantiate, plain
 from toolkit.decoding import decode
@@ -44,7 +45,16 @@ from toolkit.models.pair import fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
+from toolkit.runs.stage import (
+    MANIFEST,
+    Stage,
+    check_some_done,
+    command,
+    finished_stage,
+    open_stage,
+    prompt_files,
+    read_manifest,
+)
 from toolkit.runs.token_bar import TokenBar
 from toolkit.types import Generation
 
@@ -54,8 +64,6 @@ IGNORED = (*RANKS, "endpoints", "served")
 def run(cfg: commands.Responses) -> Path:
     """Sample a response of the target to every prompt; returns the output folder."""
     part = part_of(cfg)
-    if cfg.shard_size < 1:
-        raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
     settings = identity(plain(cfg))
     finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None:
@@ -73,7 +81,8 @@ def run(cfg: commands.Responses) -> Path:
     firsts = range(0, len(prompts), cfg.shard_size)
     shards = [range(first, min(first + cfg.shard_size, len(prompts))) for first in firsts]
     mine = share(range(len(shards)), cfg)
-    missing = [number for number in mine if not _exists(stage.folder, number, job)]
+    paths = [stage.folder / shard_name(number) for number in range(len(shards))]
+    missing = [number for number in mine if not (paths[number].exists() and read_shard(paths[number], job))]
     with TokenBar("responses", sum(len(shards[number]) for number in mine), sampling.max_new_tokens) as progress:
         progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
         if cfg.endpoints and missing:
@@ -82,11 +91,11 @@ def run(cfg: commands.Responses) -> Path:
         for number in () if cfg.endpoints else missing:
             work = Work(pair, prompts, sampling, stage.folder, job, cfg.max_prompt_tokens)
             write_shard(stage.folder, number, job, _respond(work, number, shards[number], cfg.batch_size, progress))
-    if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
+    if all_there(stage, paths, cfg):
         with joining(stage) as last:
             if last:
-                about = {} if cfg.endpoints else Weights.of(pair.target).facts("target")
-                _finish(stage, prompts, job, len(shards), {"sampling": asdict(sampling), **about})
+                target_facts = {} if cfg.endpoints else Weights.of(pair.target).facts("target")
+                _finish(stage, prompts, job, len(shards), {"sampling": asdict(sampling), **target_facts})
     return stage.folder
 
 
@@ -104,12 +113,16 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
     Each: id, row, status, prompt_ids, token_ids (end of text included), finish_reason, text, answer, error. Raises
     InputError if the folder is not finished, or a shard is missing, cut short, altered or of another job.
     """
-    from tqdm.auto import tqdm
-
     folder = Path(folder)
-    stage = _finished_manifest(folder)
-    for number in tqdm(range(stage["num_shards"]), "reading responses", unit="shard", delay=1, leave=False):
-        for row in read_shard(folder / shard_name(number), stage["job"]):
+    if not (folder / MANIFEST).exists():
+        raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")
+    manifest = read_manifest(folder)
+    if manifest.get("stage") != "responses":
+        raise InputError(f"expected a responses folder at {folder}, got one of stage {manifest.get('stage')!r}")
+    if manifest.get("status") != "finished":
+        raise InputError(f"the responses in {folder} are not finished: run data_gen.responses again first")
+    for number in tqdm(range(manifest["num_shards"]), "reading responses", unit="shard", delay=1, leave=False):
+        for row in read_shard(folder / shard_name(number), manifest["job"]):
             if row["status"] in statuses:
                 yield row
 
@@ -117,55 +130,37 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _exists(folder: Path, number: int, job: str) -> bool:
-    path = folder / shard_name(number)
-    return path.exists() and bool(read_shard(path, job))
-
-
 def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: TokenBar) -> list[dict[str, Any]]:
     """Rows of one shard, sampled together. Those that have ended are kept at once, and are not sampled again."""
-    pair, prompts, longest = work.pair, work.prompts, work.max_prompt_tokens
     rows = {number: entry["row"] for number, entry in read_kept(work.folder, shard, work.job).items()}
-    encoded: dict[int, list[int]] = {}
+    prompt_ids: dict[int, list[int]] = {}
     for number in numbers:
-        if number in rows:
-            continue
-        try:
-            ids = encoded[number] = pair.encode(prompts[number].content)
-        except InputError as error:
-            rows[number] = row_of(prompts[number], number, "failed", finish_reason="error", error=str(error))
-            continue
-        if longest is not None and len(ids) > longest:
-            reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
-            rows[number] = row_of(prompts[number], number, "skipped", prompt_ids=ids, error=reason)
+        if number not in rows:
+            ids = encoded(work, number)
+            if isinstance(ids, dict):
+                rows[number] = ids
+            else:
+                prompt_ids[number] = ids
     progress.skip(len(rows))
     left = [number for number in numbers if number not in rows]
 
     def ended(generation: Generation) -> None:
         number = generation.index
-        rows[number] = row_of(
-            prompts[number],
-            number,
-            "failed" if generation.error else "done",
-            prompt_ids=generation.prompt_ids,
-            token_ids=generation.token_ids,
-            finish_reason=generation.finish_reason,
-            text=generation.text,
-            error=generation.error,
-        )
+        facts = {
+            name: getattr(generation, name) for name in ("prompt_ids", "token_ids", "finish_reason", "text", "error")
+        }
+        rows[number] = row_of(work.prompts[number], number, "failed" if generation.error else "done", **facts)
         keep(work.folder, shard, work.job, {"row": rows[number], "how": {}})
         progress.row()
 
-    decode(
-        pair,
-        [encoded[number] for number in left],
-        config.method("autoregressive"),
-        work.sampling,
-        batch_size=batch_size,
-        row_ids=left,
-        on_finish=ended,
-        on_round=progress.tokens,
-    )
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "row_ids": left,
+        "on_finish": ended,
+        "on_round": progress.tokens,
+    }
+    texts = [prompt_ids[number] for number in left]
+    decode(work.pair, texts, config.method("autoregressive"), work.sampling, **options)
     return [rows[number] for number in numbers]
 
 
@@ -178,38 +173,18 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, fact
     counts = {"input": len(prompts), **{status: statuses[status] for status in ("done", "failed", "skipped")}}
     truncated = sum(row["finish_reason"] == "length" for row in rows)
     tokens = sum(len(row["token_ids"]) for row in rows)
+    sums = {"num_shards": num_shards, "num_tokens": tokens, "num_truncated": truncated}
     failed = [row["error"] for row in rows if row["status"] == "failed"]
-    stage.finish(
-        first_error=failed[0] if failed else None,
-        rows=counts,
-        job=job,
-        num_shards=num_shards,
-        num_tokens=tokens,
-        num_truncated=truncated,
-        **facts,
-        **facts_of(stage, job, num_shards),
-    )
+    first, answered = failed[0] if failed else None, facts_of(stage, job, num_shards)
+    stage.finish(first_error=first, rows=counts, job=job, **sums, **facts, **answered)
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
     for reason in failed[:3]:
         print(f"  failed: {reason}")
-    check_some_done(len(failed), len(prompts), failed[0] if failed else None, stage.folder)
+    check_some_done(len(failed), len(prompts), first, stage.folder)
 
 
 def _sentence(rows: dict[str, int]) -> str:
     return f"{rows['done']} done + {rows['failed']} failed + {rows['skipped']} skipped = {rows['input']} prompts"
-
-
-def _finished_manifest(folder: Path) -> dict[str, Any]:
-    from toolkit.runs.stage import MANIFEST, read_manifest
-
-    if not (folder / MANIFEST).exists():
-        raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")
-    manifest = read_manifest(folder)
-    if manifest.get("stage") != "responses":
-        raise InputError(f"expected a responses folder at {folder}, got one of stage {manifest.get('stage')!r}")
-    if manifest.get("status") != "finished":
-        raise InputError(f"the responses in {folder} are not finished: run data_gen.responses again first")
-    return manifest
 
 
 if __name__ == "__main__":

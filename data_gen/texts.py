@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from toolkit.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Responses:
+class TargetResponses:
     """The rows, and how their tokens were drawn.
 
     rows                each with row, prompt_ids, token_ids (end of text included)
@@ -32,7 +32,7 @@ class Responses:
     inputs: list[Path]
 
 
-def read_texts(source: Any, sampling: Sampling | None) -> Responses:
+def read_texts(source: Any, sampling: Sampling | None) -> TargetResponses:
     """`read_responses` of folders, or `read_jsonl` of one .jsonl file; `sampling` as the config gives it, or None.
 
     Raises InputError if a folder's manifest says another sampling than `sampling`, or a file comes without one.
@@ -56,7 +56,7 @@ def read_texts(source: Any, sampling: Sampling | None) -> Responses:
     return responses
 
 
-def read_jsonl(path: Path, sampling: Sampling) -> Responses:
+def read_jsonl(path: Path, sampling: Sampling) -> TargetResponses:
     """One text per line: {"prompt_ids": [...], "token_ids": [...]}, and "text", if it shall be compared with the tokens.
 
     Raises InputError naming the line that is not.
@@ -79,10 +79,10 @@ def read_jsonl(path: Path, sampling: Sampling) -> Responses:
             ) from None
     if not rows:
         raise InputError(f"expected texts in {path}, found none")
-    return Responses(rows, sampling, None, [path])
+    return TargetResponses(rows, sampling, None, [path])
 
 
-def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool = False) -> Responses:
+def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool = False) -> TargetResponses:
     """The rows of one finished responses folder, or of several made with the same target and warping.
 
     same_ends  they must end alike, too: by the same length limit and stop strings
@@ -116,10 +116,10 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
         other = targets[0] is not None and target is not None and targets[0].other_than(target) is not None
         if distribution != distributions[0] or other:
             raise InputError(f"{folder} and {paths[0]} differ in target or sampling: work on them apart")
-    return Responses(rows, samplings[0], targets[0], inputs)
+    return TargetResponses(rows, samplings[0], targets[0], inputs)
 
 
-def within_context(pair: ModelPair, responses: Responses) -> Responses:
+def within_context(pair: ModelPair, responses: TargetResponses) -> TargetResponses:
     """The responses whose texts, at their longest, every model of the pair can read; prints how many others there are."""
     lengths = [len(row["prompt_ids"]) for row in responses.rows]
     fit = [length + responses.sampling.room(length) <= pair.max_length for length in lengths]
@@ -130,7 +130,7 @@ def within_context(pair: ModelPair, responses: Responses) -> Responses:
     return replace(responses, rows=[row for row, fits in zip(responses.rows, fit, strict=True) if fits])
 
 
-def fingerprints(pair: Any, responses: Responses) -> dict[str, Any]:
+def fingerprints(pair: Any, responses: TargetResponses) -> dict[str, Any]:
     """The models' identities (`toolkit.models.fingerprint.Weights.facts`).
 
     Raises InputError if the target or the tokenizer is not the one that made the responses.
@@ -142,20 +142,20 @@ def fingerprints(pair: Any, responses: Responses) -> dict[str, Any]:
         raise InputError(
             f"the responses come from another target ({reason}): set pair.target to the model that made them"
         )
-    if responses.target is None and pair.tokenizer is not None:
-        _check_texts(pair, responses)
+    if responses.target is None and pair.tokenizer is not None:  # texts beside the tokens tell the tokenizer
+        for row in responses.rows:
+            text, decoded = row.get("text", "").strip(), pair.text(row["token_ids"], row["prompt_ids"]).strip()
+            if not decoded.startswith(text) and not text.startswith(decoded):  # the end may be missing
+                raise InputError(
+                    f"{responses.inputs[0]}, line {row['row'] + 1}: the text begins {text[:30]!r}, its tokens mean "
+                    f"{decoded[:30]!r} to this pair: they were made with another tokenizer"
+                )
     return {**target.facts("target"), **Weights.of(pair.draft).facts("draft")}
 
 
-def _check_texts(pair: Any, responses: Responses) -> None:
-    """Texts that a file gives beside its tokens tell the tokenizer; they may lack the end of what was decoded."""
-    for row in responses.rows:
-        text, decoded = row.get("text", "").strip(), pair.text(row["token_ids"], row["prompt_ids"]).strip()
-        if not decoded.startswith(text) and not text.startswith(decoded):
-            raise InputError(
-                f"{responses.inputs[0]}, line {row['row'] + 1}: the text begins {text[:30]!r}, its tokens mean "
-                f"{decoded[:30]!r} to this pair: they were made with another tokenizer"
-            )
+def num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Tokens of these responses."""
+    return sum(len(row["token_ids"]) for row in rows)
 
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from data_gen.domains import DOMAINS, Example, get
+from data_gen.domains import DOMAINS, get
 from data_gen.held_out import load_frozen
 from data_gen.toy_pair.batches import BatchStream, Document, encode
 from data_gen.toy_pair.evaluation import evaluate
@@ -42,7 +42,9 @@ def run(cfg: commands.Toy) -> Path:
         return stage.folder
     torch.set_num_threads(cfg.threads)
     corpus = {domain: get(domain).examples("train", cfg.examples, cfg.seed) for domain in DOMAINS}
-    tokenizer = train_tokenizer(_texts(corpus, plain(cfg.tokenizer_examples)), cfg.vocab_size, cfg.max_positions)
+    learned = [example for domain, count in plain(cfg.tokenizer_examples).items() for example in corpus[domain][:count]]
+    texts = [text for example in learned for text in (example.prompt, example.response)]
+    tokenizer = train_tokenizer(texts, cfg.vocab_size, cfg.max_positions)
     pools = {domain: encode(tokenizer, examples, cfg.max_length) for domain, examples in corpus.items()}
     modules = {name: train(cfg, name, tokenizer, pools, stage.folder / "checkpoints") for name in ("target", "draft")}
     for name, module in modules.items():
@@ -50,12 +52,6 @@ def run(cfg: commands.Toy) -> Path:
     card = describe(cfg, modules, pools, stage.folder)
     write_card(card, stage.folder)
     return stage.finish(domains=card["domains"])
-
-
-def _texts(corpus: dict[str, list[Example]], counts: dict[str, int]) -> list[str]:
-    """The texts that the tokenizer learns from: the configured number of examples of each domain's training split."""
-    parts = [corpus[domain][:count] for domain, count in counts.items()]
-    return [text for examples in parts for example in examples for text in (example.prompt, example.response)]
 
 
 def train(

@@ -21,15 +21,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from data_gen.depth import depth_that_pays
 from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
 from data_gen.recording_by_start import recorder_of
-from data_gen.texts import fingerprints, read_texts, sampling_facts, within_context
+from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts, within_context
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.hidden_states import layers_of
-from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import Stage, command, finished_stage, open_stage
@@ -45,9 +46,7 @@ def run(cfg: commands.Traces) -> Path:
     part = part_of(cfg)
     sampling = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_texts(plain(cfg.responses), None if sampling is None else Sampling(**sampling))
-    responses = replace(responses, rows=responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)])
-    if not responses.rows:
-        raise InputError(f"limit: expected at least 1 text, got {cfg.limit}")
+    responses = replace(responses, rows=responses.rows[: cfg.limit])
     settings = {**plain(cfg), "sampling": sampling_facts(responses.sampling)}
     finished = None if cfg.dry_run else finished_stage("traces", settings, inputs=responses.inputs, ignore=IGNORED)
     if finished is not None:
@@ -114,22 +113,20 @@ def _record_missing(
     paths: Sequence[Path], work: Sequence[tuple[Recorder, list[dict[str, Any]]]], batch_size: int, job: str
 ) -> None:
     """Files that are not there yet, each a recorder's of some rows."""
-    from tqdm.auto import tqdm
-
-    total, announced = sum(_num_tokens(rows) for _, rows in work), False
+    total, announced = sum(num_tokens(rows) for _, rows in work), False
     if missing := [rows for path, (_, rows) in zip(paths, work, strict=True) if not path.exists()]:
-        tokens = sum(map(_num_tokens, missing))
+        tokens = sum(map(num_tokens, missing))
         print(work[0][0].work(sum(map(len, missing)), tokens, batch_size), file=sys.stderr)
     with tqdm(total=total, desc="traces", unit="token", unit_scale=True) as bar:
         for path, (recorder, rows) in zip(paths, work, strict=True):
             if path.exists():
                 read_file(path, job)
-                bar.initial += _num_tokens(rows)  # keeps tokens/s honest
-                bar.update(_num_tokens(rows))
+                bar.initial += num_tokens(rows)  # keeps tokens/s honest
+                bar.update(num_tokens(rows))
                 continue
             trace = recorder.record_all(*_columns(rows), batch_size, bar.update)
             if not announced:
-                size = trace.num_bytes * total / _num_tokens(rows)
+                size = trace.num_bytes * total / num_tokens(rows)
                 bar.write(f"traces: {len(paths)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
                 announced = True
             replace(trace, about={"job": job}).save(path)
@@ -137,8 +134,6 @@ def _record_missing(
 
 def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: Kept, job: str) -> None:
     """Files that are not there yet, from the states of a finished recording."""
-    from tqdm.auto import tqdm
-
     for path in tqdm(paths, desc="traces", unit="file"):
         if path.exists():
             read_file(path, job)
@@ -158,16 +153,12 @@ def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -
     started = perf_counter()
     trace = recorder.record_all(*_columns(probe))
     seconds = perf_counter() - started
-    scale = replicates * _num_tokens(rows) / _num_tokens(probe)
+    scale = replicates * num_tokens(rows) / num_tokens(probe)
     print(
         f"traces, dry run on {len(probe)} texts: {len(rows)} texts x {replicates} would take about "
         f"{trace.num_bytes * scale / 2**20:.1f} MiB and {seconds * scale / 60:.1f} minutes "
         f"({trace.num_steps / trace.num_positions:.1f} steps per token)"
     )
-
-
-def _num_tokens(rows: Sequence[dict[str, Any]]) -> int:
-    return sum(len(row["token_ids"]) for row in rows)
 
 
 if __name__ == "__main__":

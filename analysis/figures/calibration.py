@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from toolkit.files.atomic import write_atomic
 from toolkit.runs.figure_style import Width
 from toolkit.training.diagram import draw_reliability
 
-Array = NDArray[np.float64]
 COLORS = {"raw": "#D55E00", "corrected": "#0072B2", "calibrated": "#2BA37C"}
 FEWEST = 10  # samples of a bin that is drawn
 MARKERS = {"raw": "s", "corrected": "D", "calibrated": "o"}
@@ -25,9 +26,6 @@ def diagrams(bins: pd.DataFrame, scores: pd.DataFrame, path: Path, title: str) -
     bins    columns dataset, scope, version, from, to, count, mean_prob, mean_label
     scores  columns dataset, in_distribution, scope, version, ece
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     datasets, scopes = list(dict.fromkeys(scores.dataset)), ("position", "product")
     figure = Figure(figsize=(3.2 * len(datasets) + 0.6, 8.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -66,27 +64,14 @@ def _panel(top: Axes, bottom: Axes, bins: pd.DataFrame, scores: pd.DataFrame) ->
         rows = bins[bins.version == version]
         dense = rows[rows["count"] >= FEWEST]
         ece = float(scores[scores.version == version].ece.iloc[0])
-        label = f"{version}, ECE {ece:.3f}"
-        top.plot(
-            dense.mean_prob,
-            dense.mean_label,
-            color=color,
-            marker=MARKERS[version],
-            markersize=3.5,
-            linewidth=1.2,
-            label=label,
-        )
-        bottom.stairs(*_counts(rows), color=color)
+        style: dict[str, Any] = {"color": color, "marker": MARKERS[version], "markersize": 3.5, "linewidth": 1.2}
+        top.plot(dense.mean_prob, dense.mean_label, label=f"{version}, ECE {ece:.3f}", **style)
+        number = round(1 / float((rows["to"] - rows["from"]).iloc[0]))
+        counts = np.zeros(number)  # of all bins, empty ones too
+        counts[np.rint(rows["from"] * number).astype(int)] = rows["count"]
+        bottom.stairs(counts, np.linspace(0, 1, number + 1), color=color)
     top.legend(fontsize=7, frameon=False, loc="upper left")
     bottom.set_ylim(bottom=FEWEST)
     bottom.minorticks_off()
     top.set_xlim(0, 1)
     top.set_ylim(0, 1)
-
-
-def _counts(rows: pd.DataFrame) -> tuple[Array, Array]:
-    """Counts [B] of all bins, empty ones too, and their edges [B + 1]."""
-    number = round(1 / float((rows["to"] - rows["from"]).iloc[0]))
-    counts = np.zeros(number)
-    counts[np.rint(rows["from"] * number).astype(int)] = rows["count"]
-    return counts, np.linspace(0, 1, number + 1)

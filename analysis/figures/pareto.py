@@ -43,10 +43,7 @@ def pareto(
             legend(axes, [short(method) for method in (*chosen, *YARDSTICKS)], loc="upper right")
         place(axes, _texts(curves, chosen, width, axes, not many))
         rest = [short(method) for method in dict.fromkeys(drawn.method) if method not in (*chosen, *YARDSTICKS)]
-        note(
-            axes,
-            "better: lower left; filled: undominated" + (f"; {beyond} beyond the edges" if beyond else ""),
-        )
+        note(axes, "better: lower left; filled: undominated" + (f"; {beyond} beyond the edges" if beyond else ""))
         if rest:
             axes.figure.supxlabel(f"grey: {', '.join(rest)}", fontsize=axes.xaxis.label.get_size() * 0.85, color=MUTED)
     return path
@@ -62,6 +59,16 @@ def highlighted(settings: pd.DataFrame, most: int = FEW) -> list[str]:
     ranked = list(order.sort_values(ascending=False, kind="stable").index)
     ranked.sort(key=lambda method: method != "speculative")
     return ranked[:most]
+
+
+def few_settings(rows: pd.DataFrame, summary: pd.DataFrame | None) -> pd.DataFrame:
+    """The rows of each method's best setting, few methods; all of them where no summary says which is best."""
+    if summary is None or "throughput" not in summary:
+        return rows
+    best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
+    best = best[best.method.isin(highlighted(summary))]
+    chosen = set(zip(best.method, best.setting, strict=True))
+    return rows[[key in chosen for key in zip(rows.method, rows.setting, strict=True)]]
 
 
 def curves_of(settings: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -141,16 +148,11 @@ def _texts(
             text = f"{text} {curve.name}".strip()
         if names and text not in named:
             named.add(text)
-            middle = along.iloc[_place_of(method, chosen, len(along))]
+            turn = [*chosen, *YARDSTICKS].index(method)  # names take turns along their curves, so that they lie apart
+            middle = along.iloc[min(int((0.15 + 0.7 * (turn * 0.618 % 1)) * len(along)), len(along) - 1)]
             texts.append((middle.verification_rate, middle.discard_rate, text, color))
         if "chosen" in along and method != ORACLE:
             for row in along[along.chosen.astype(bool)].itertuples():
                 words = row.setting.split(" head=")[0]
                 texts += [(row.verification_rate, row.discard_rate, words, color)] if words else []
     return texts
-
-
-def _place_of(method: str, chosen: Sequence[str], count: int) -> int:
-    """The point that carries a method's name: names take turns along their curves, so that names lie apart."""
-    turn = [*chosen, *YARDSTICKS].index(method)
-    return min(int((0.15 + 0.7 * (turn * 0.618 % 1)) * count), count - 1)

@@ -7,11 +7,10 @@ are bands, few methods are in colour and the rest grey. `width` is "column" or "
 from __future__ import annotations
 
 from analysis.figures.calibration import reliability
-from analysis.figures.candidates import acceptance
 from analysis.figures.costs import costs
 from analysis.figures.method_styles import LABELS, METHODS, label, look
 from analysis.figures.pareto import pareto
-from analysis.figures.positions import acceptance_by_position, lengths
+from analysis.figures.positions import acceptance, acceptance_by_position, lengths
 from analysis.figures.scatter import explained, scatter
 from toolkit.runs.figure_style import INK, MUTED, PALETTE
 

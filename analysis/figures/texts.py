@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.collections import PathCollection
+from matplotlib.lines import Line2D
 
 from toolkit.runs.figure_style import MUTED
 
@@ -25,7 +27,8 @@ def place(axes: Any, texts: Sequence[Text], scale: float = 0.92, bold: bool = Tr
     x, y, words, colors = (list(values) for values in zip(*texts, strict=True))
     lines = [line.get_xydata() for line in axes.lines if line.get_transform().contains_branch(axes.transData)]
     lines = [line for line in lines if len(line) > 1]
-    points = [offsets for held in axes.collections for offsets in _offsets(held)]
+    clouds = [drawn for drawn in axes.collections if isinstance(drawn, PathCollection)]  # no bands, no error bars
+    points = [tuple(row) for cloud in clouds for row in np.asarray(cloud.get_offsets())]
     points += [tuple(row) for line in lines for row in line]
     spots = np.array(points) if points else np.array([x, y]).T
     size = axes.xaxis.label.get_size() * scale
@@ -40,8 +43,6 @@ def place(axes: Any, texts: Sequence[Text], scale: float = 0.92, bold: bool = Tr
 
 def legend(axes: Any, names: Sequence[str], **where: Any) -> None:
     """A legend of these lines, in this order, with their markers as large as in the figure."""
-    from matplotlib.lines import Line2D
-
     lines = {line.get_label(): line for line in axes.lines}
     entries = [(name, lines[name]) for name in dict.fromkeys(names) if name in lines]
     handles = [
@@ -56,10 +57,3 @@ def note(axes: Any, text: str) -> None:
     size = axes.xaxis.label.get_size() * 0.85
     written = axes.text(0, 1.012, text, transform=axes.transAxes, ha="left", va="bottom", fontsize=size, color=MUTED)
     written.set_in_layout(False)  # a long note must not squeeze the axes
-
-
-def _offsets(held: Any) -> list[tuple[float, float]]:
-    """The points of a scatter; bands and error bars have none."""
-    from matplotlib.collections import PathCollection
-
-    return [tuple(row) for row in np.asarray(held.get_offsets())] if isinstance(held, PathCollection) else []

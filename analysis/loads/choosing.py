@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from tqdm.auto import tqdm
 
 from analysis.loads.recorded import RecordedPair
-from analysis.loads.simulator import Load, Served
+from analysis.loads.simulator import Load, ServedRequests
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.grid import PLAIN, Setting
 
@@ -59,8 +60,6 @@ def choose(
     dev_speedup_low  where the interval on dev begins
     loses            whether the speed-up's interval lies below 1
     """
-    from tqdm.auto import tqdm
-
     tables: list[pd.DataFrame] = []
     total = sum(len(candidate.dev.settings) for candidate in candidates) * len(batch_sizes)
     with tqdm(total=total, desc="simulating", unit="setting") as bar:
@@ -79,7 +78,7 @@ def _lines(
     candidate: Candidate, load: Load, bootstrap: Bootstrap, tick: Callable[[], object]
 ) -> list[dict[str, object]]:
     """A draft's lines: each method's fastest setting on dev, and how it serves the test prompts."""
-    best: dict[Key, tuple[Setting, Served]] = {}
+    best: dict[Key, tuple[Setting, ServedRequests]] = {}
     for setting in candidate.dev.settings:
         key = (setting.method, setting.parameters.get("draft_temperature") == 0)
         served = candidate.dev.serve(setting, load)
@@ -100,7 +99,7 @@ def _lines(
     ]  # fmt: skip
 
 
-def _speedups(served: Mapping[Key, Served], bootstrap: Bootstrap) -> dict[Key, dict[str, float]]:
+def _speedups(served: Mapping[Key, ServedRequests], bootstrap: Bootstrap) -> dict[Key, dict[str, float]]:
     """Speed-up over autoregressive decoding, with its interval over the requests."""
     values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in served.values()], axis=1)
     plain = list(served).index((PLAIN, False))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from tqdm.auto import tqdm
 
 from analysis.loads.hardware import PRESETS, Shape, modelled
 from analysis.loads.this_cpu import Cpu
@@ -111,8 +112,6 @@ def measured_costs(
     their median length. The entries have the columns model, batch, width, context, seconds (median over repeats), low and high
     (the least and the most of a repeat).
     """
-    from tqdm.auto import tqdm
-
     lengths = sorted({0, *drafted})
     pairs = [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts or [None]]
     encoded = [pair.encode(prompt) for prompt in prompts]
@@ -180,11 +179,7 @@ def _timed(
     draft = float(np.mean([record.draft_seconds for record in timed])) / length
     lines = [
         {"model": "draft", "width": 1, "seconds": draft},
-        {
-            "model": "target",
-            "width": length + 1,
-            "seconds": float(np.mean([record.target_seconds for record in timed])),
-        },
+        {"model": "target", "width": length + 1, "seconds": float(np.mean([r.target_seconds for r in timed]))},
     ]
     if reads:
         size, beyond = len(prompts[0]), (length - 1) * draft

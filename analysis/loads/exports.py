@@ -54,19 +54,35 @@ def write_exports(
     greedy   the same for drafts taken greedily; None: not simulated
     advised  overrides of this package's own method
     """
-    smallest = min(lengths)
+    smallest, greedy_first = min(lengths), lengths if greedy is None else greedy
+    length, greedy_length, most = lengths[smallest], greedy_first[smallest], max(greedy_first.values())
     if draft is None:
-        length = lengths[smallest]
-        lookup = {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": 3} if length else {}
-        files = {"transformers.json": _json(lookup), "toolkit.txt": "\n".join(advised) + "\n"}
-        return [write_text(folder / name, content) for name, content in files.items()]
-    files = {
-        "transformers.json": _json(_transformers(draft, lengths[smallest])),
-        "vllm.json": _json(_vllm(draft, lengths, greedy)),
-        "sglang.txt": _sglang(draft, (greedy or lengths)[smallest]),
-        "llama_cpp.txt": _llama_cpp(draft, (greedy or lengths)[smallest]),
-        "toolkit.txt": "\n".join(advised) + "\n",
-    }
+        transformers: dict[str, Any] = (
+            {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": 3} if length else {}
+        )
+    elif not length:  # no assistant is passed
+        transformers = {"assistant_model": None}
+    else:
+        settings = {"num_assistant_tokens": length, "num_assistant_tokens_schedule": "constant"}
+        settings |= {"assistant_confidence_threshold": 0.0}
+        transformers = {"assistant_model": draft, "assistant_generation_config": settings}
+    files = {"transformers.json": json.dumps(transformers, indent=2) + "\n", "toolkit.txt": "\n".join(advised) + "\n"}
+    if draft is not None:
+        vllm: dict[str, Any] = {"method": "draft_model", "model": draft, "num_speculative_tokens": most}
+        vllm["num_speculative_tokens_per_batch_size"] = triples(greedy_first)
+        vllm["draft_sample_method"] = "probabilistic" if greedy is None else "greedy"
+        files["vllm.json"] = json.dumps(vllm if most else {}, indent=2) + "\n"
+        files["sglang.txt"] = "# do not draft: start without --speculative-algorithm\n"
+        files["llama_cpp.txt"] = "# do not draft: start without --spec-type\n"
+        if greedy_length:
+            files["sglang.txt"] = (
+                f"--speculative-algorithm STANDALONE --speculative-draft-model-path {draft} --speculative-num-steps "
+                f"{greedy_length} --speculative-eagle-topk 1 --speculative-num-draft-tokens {greedy_length + 1}\n"
+            )
+            files["llama_cpp.txt"] = (
+                f"--spec-type draft-simple --spec-draft-model {draft}.gguf --spec-draft-n-max {greedy_length} "
+                "--spec-draft-p-min 0\n"
+            )
     return [write_text(folder / name, content) for name, content in files.items()]
 
 
@@ -85,55 +101,6 @@ def next_line(cfg: commands.Advise, overrides: Sequence[str], draft: str | None,
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _json(content: Any) -> str:
-    return json.dumps(content, indent=2) + "\n"
-
-
-def _transformers(draft: str, length: int) -> dict[str, Any]:
-    """The generation config; at a length of 0 the file says that no assistant is passed."""
-    if not length:
-        return {"assistant_model": None}
-    return {
-        "assistant_model": draft,
-        "assistant_generation_config": {
-            "num_assistant_tokens": length,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        },
-    }
-
-
-def _vllm(draft: str, lengths: Mapping[int, int], greedy: Mapping[int, int] | None) -> dict[str, Any]:
-    chosen, how = (lengths, "probabilistic") if greedy is None else (greedy, "greedy")
-    most = max(chosen.values())
-    if not most:
-        return {}
-    return {
-        "method": "draft_model",
-        "model": draft,
-        "num_speculative_tokens": most,
-        "num_speculative_tokens_per_batch_size": triples(chosen),
-        "draft_sample_method": how,
-    }
-
-
-def _sglang(draft: str, length: int) -> str:
-    if not length:
-        return "# do not draft: start without --speculative-algorithm\n"
-    flags = {
-        "algorithm": "STANDALONE", "draft-model-path": draft, "num-steps": length, "eagle-topk": 1,
-        "num-draft-tokens": length + 1,
-    }  # fmt: skip
-    return " ".join(f"--speculative-{name} {value}" for name, value in flags.items()) + "\n"
-
-
-def _llama_cpp(draft: str, length: int) -> str:
-    if not length:
-        return "# do not draft: start without --spec-type\n"
-    flags = {"type": "draft-simple", "draft-model": f"{draft}.gguf", "draft-n-max": length, "draft-p-min": 0}
-    return " ".join(f"--spec-{name} {value}" for name, value in flags.items()) + "\n"
 
 
 def _prompts(prompts: Mapping[str, Any]) -> list[str]:

@@ -63,20 +63,16 @@ class Shape:
         if config is None:
             raise InputError("modelled costs need a model with a config; this one has none")
         text = config.get_text_config()
-        experts = [
-            name for name in ("num_local_experts", "num_experts", "n_routed_experts") if getattr(text, name, None)
-        ]
-        if experts:
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        if experts := [name for name in names if getattr(text, name, None)]:
             raise InputError(
                 f"modelled costs do not cover mixtures of experts ({experts[0]}): measure, or give costs=FILE"
             )
         heads = text.num_attention_heads
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        return cls(
-            parameters, text.num_hidden_layers, text.hidden_size, 2 * text.num_hidden_layers * kv_heads * head_dim
-        )
+        parameters, layers = sum(parameter.numel() for parameter in model.parameters()), text.num_hidden_layers
+        return cls(parameters, layers, text.hidden_size, 2 * layers * kv_heads * head_dim)
 
     def seconds(self, device: Device, devices: int, batch: float, width: float, context: float) -> float:
         """Seconds of one forward on a device, or on several."""
@@ -103,12 +99,7 @@ PRESETS = {
 
 
 def modelled(
-    target: Shape,
-    draft: Shape,
-    hardware: str,
-    devices: int,
-    batch_sizes: Sequence[int],
-    cpu: Cpu | None = None,
+    target: Shape, draft: Shape, hardware: str, devices: int, batch_sizes: Sequence[int], cpu: Cpu | None = None
 ) -> LoadCost:
     """The cost table of a pair on `devices` devices of this kind; the draft lies on one.
 

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
+from analysis.tables.positions import at_least
 from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
@@ -37,7 +37,6 @@ from toolkit.models.prompts import numbered_lines
 from toolkit.runs.stage import open_stage
 
 COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-Array = NDArray[np.float64]
 
 
 def advise_from_counts(cfg: commands.Advise) -> Path:
@@ -50,7 +49,11 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
         lengths, positions = by_length(histograms, cfg.cost_ratio, bootstrap), by_position(histograms, bootstrap)
         save_table(lengths, stage.folder, "lengths")
         save_table(positions, stage.folder, "positions")
-        write_text(stage.folder / "observed.md", _page(lengths, positions, len(histograms), skipped, cfg.cost_ratio))
+        left = f" {skipped} lines were left out: no counts, or rounds of changing length." if skipped else ""
+        parts = ["# Observed acceptance", sentence(lengths)]
+        parts += [f"{len(histograms)} requests, c = {cfg.cost_ratio:g}; intervals over requests.{left}"]
+        parts += [markdown(readable(lengths)), "Accepted, given that all tokens before it were:", markdown(positions)]
+        write_text(stage.folder / "observed.md", "\n\n".join(parts) + "\n")
         stage.finish(num_requests=len(histograms), num_skipped=skipped)
     lengths = read_table(stage.folder, "lengths")
     show(readable(lengths), f"{len(histograms)} requests, c = {cfg.cost_ratio:g}", stage.folder / "observed.md")
@@ -92,7 +95,13 @@ def read_histograms(path: Path) -> tuple[Array, int]:
 
 def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
     """One line per draft length k, 0 being autoregressive decoding: tokens per round, throughput, their intervals."""
-    ends = bootstrap.interval(histograms, _tokens_per_round)
+
+    def tokens_per_round(rounds: Array) -> Array:
+        """[..., K + 1] -> at draft length k: 1 + sum over j <= k of P(at least j accepted)."""
+        reached = at_least(rounds)
+        return (reached / reached[..., :1]).cumsum(-1)
+
+    ends = bootstrap.interval(histograms, tokens_per_round)
     table = pd.DataFrame({"num_drafted": np.arange(histograms.shape[1])})
     for name, cost in (("tokens_per_round", 1.0), ("throughput", 1 + cost_ratio * table.num_drafted)):
         for end, numbers in zip(("", "_low", "_high"), ends, strict=True):
@@ -102,7 +111,7 @@ def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.
 
 def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
     """One line per draft position: how often it was accepted where all before it were, and over how many rounds."""
-    reached, lines = _reached(histograms), []
+    reached, lines = at_least(histograms), []
     for j in range(1, histograms.shape[1]):
         counts = reached[:, [j, j - 1]]
         accepted = bootstrap.figures(counts, lambda sums: {"accepted": sums[..., 0] / sums[..., 1]}, "probability")
@@ -173,26 +182,3 @@ def _histogram(counts: Mapping[str, Any]) -> list[int] | None:
     if steps == 0 or width == 0 or drafted != width * steps:  # rounds of other lengths say nothing of a fixed one
         return None
     return rounds + [0] * (width + 1 - len(rounds))
-
-
-def _reached(rounds: Array) -> Array:
-    """Rounds [..., K + 1] by accepted tokens -> rounds that accepted at least j."""
-    return np.flip(np.flip(rounds, -1).cumsum(-1), -1)
-
-
-def _tokens_per_round(rounds: Array) -> Array:
-    """[..., K + 1] -> at draft length k: 1 + sum over j <= k of P(at least j accepted)."""
-    reached = _reached(rounds)
-    return (reached / reached[..., :1]).cumsum(-1)
-
-
-def _page(lengths: pd.DataFrame, positions: pd.DataFrame, requests: int, skipped: int, cost_ratio: float) -> str:
-    left = f" {skipped} lines were left out: no counts, or rounds of changing length." if skipped else ""
-    return "\n\n".join([
-        "# Observed acceptance",
-        sentence(lengths),
-        f"{requests} requests, c = {cost_ratio:g}; intervals over requests.{left}",
-        markdown(readable(lengths)),
-        "Accepted, given that all tokens before it were:",
-        markdown(positions),
-    ]) + "\n"  # fmt: skip

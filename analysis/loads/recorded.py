@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from analysis.loads.simulator import Load, Served, serve
-from analysis.replay.prompt_lookup import Copies, Text
+from analysis.loads.simulator import Load, ServedRequests, serve
+from analysis.replay.prompt_lookup import Copies
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
 from analysis.tables.replayed_settings import Recording
@@ -59,7 +59,14 @@ class RecordedPair:
         alone = Workbench(replace(bench.pair, draft=None, drafts=(), head=None), *bench.shared)
         path = folder / "settings" / f"{alone.prepare(Setting(PLAIN))}.parquet"
         if any(setting.method != PLAIN for setting in self.settings):
-            responses = _responses(alone, path)
+            if path.exists():
+                responses = pd.read_parquet(path)
+            else:
+                with TokenBar("responses", len(alone.prompts), alone.sampling.max_new_tokens) as bar:
+                    responses = alone.decode(Setting(PLAIN), bar.row, bar.tokens)
+                if responses.error.notna().all():
+                    raise InputError(f"every prompt failed, first: {responses.error.iloc[0]}")
+                write_atomic(path, lambda temporary: responses.to_parquet(temporary))
             traces = path.with_stem(bench.prepare(Setting(PLAIN)))  # beside them, named after the draft, too
             self.max_drafted = self._depth(responses, traces) if max_drafted == "auto" else max_drafted
             self._bound(max_drafted)
@@ -67,8 +74,7 @@ class RecordedPair:
         if not drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
         self.recording = Recording(bench, responses, traces, drafting, self.max_drafted, hidden)
-        rows = [responses.iloc[number] for number in self.recording.usable]
-        self.texts: list[Text] = [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
+        self.texts = self.recording.texts(self.recording.usable)
         self.prompt_tokens = [len(prompt) for prompt, _ in self.texts]
         tokens, seconds = responses.num_generated.sum(), responses.setting_seconds.iloc[0]
         self.target_speed = float(tokens / seconds)  # tokens per second of the responses
@@ -84,7 +90,7 @@ class RecordedPair:
         """Texts that can be served."""
         return len(self.prompt_tokens)
 
-    def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> Served:
+    def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> ServedRequests:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
         assert self.costs is not None, "costs are set before anything is served"
         method = self.bench.methods[setting.name]
@@ -155,10 +161,8 @@ class RecordedPair:
             return False
         self.bench.prepare(setting)
         method = self.bench.methods[setting.name]
-        if setting.method == PLAIN:
-            return True
         chains = type(method.proposer) is ChainProposer or isinstance(method.proposer, CopyProposer)
-        if not chains or type(method.rule) is not Rejection:
+        if setting.method != PLAIN and (not chains or type(method.rule) is not Rejection):
             self.left_out[setting.method] = "only chains judged token by token are simulated"
             return False
         return True
@@ -207,15 +211,3 @@ def needs_no_draft(setting: Setting) -> bool:
     if setting.method in YARDSTICKS:
         return False
     return setting.method == PLAIN or isinstance(instantiate(setting.method_config()).proposer, CopyProposer)
-
-
-def _responses(bench: Workbench, path: Path) -> pd.DataFrame:
-    """The rows of autoregressive decoding, from their file if it is there."""
-    if path.exists():
-        return pd.read_parquet(path)
-    with TokenBar("responses", len(bench.prompts), bench.sampling.max_new_tokens) as bar:
-        rows = bench.decode(Setting(PLAIN), bar.row, bar.tokens)
-    if rows.error.notna().all():
-        raise InputError(f"every prompt failed, first: {rows.error.iloc[0]}")
-    write_atomic(path, lambda temporary: rows.to_parquet(temporary))
-    return rows

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from analysis.replay.policies import draft
 from analysis.replay.prompt_lookup import Copies
-from analysis.replay.tally import Judged, Sent
+from analysis.replay.tally import JudgedLengths, Sent
 from toolkit.costs.load import LoadCost
 from toolkit.decoding.batch import PREFILL, read_together
 from toolkit.stopping import StoppingPolicy
@@ -61,7 +61,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRequests:
     """The served requests [Q]: in seconds, when each was sent, joined the batch, had its first token and was answered.
 
     tokens [Q]      produced;  rounds [Q]  target forwards that it took part in
@@ -110,7 +110,7 @@ def serve(
     costs: LoadCost,
     load: Load,
     requests: Sequence[int],
-) -> Served:
+) -> ServedRequests:
     """Serve texts `requests` [Q] of the trace, or of texts that are copied from, in this order.
 
     prompt_tokens [T]  tokens of each text's prompt
@@ -140,7 +140,13 @@ class _Server:
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
         self.drafts = policy.limit != 0 and not isinstance(trace, Copies)
-        self.drafter = self._ahead() if not policy.uses_history and not policy.couples_rows else self._live()
+        self.drafter: Drafter = lambda at, busy, state: self._draft(at, state, busy)
+        if not policy.uses_history and not policy.couples_rows:  # asked once for every position
+            starts = torch.arange(trace.num_positions)
+            lengths, calls, _ = self._draft(starts, policy.init(len(starts), torch.device("cpu")), None)
+            self.drafter = lambda at, busy, state: (lengths[at], calls[at], state)
+        elif isinstance(trace, Trace):
+            self.geometry = self.geometry.with_steps(trace)
         self.sent = load.arrivals(count)
         self.joined, self.first, self.answered, self.shares = (np.zeros(count) for _ in range(4))
         self.tokens, self.rounds, self.num_drafted, self.num_calls = (np.zeros(count, dtype=np.int64) for _ in range(4))
@@ -154,14 +160,14 @@ class _Server:
         self.next, self.clock, self.forwards = 0, 0.0, [0, 0]
         self.seconds: dict[tuple[Any, ...], float] = {}
 
-    def run(self) -> Served:
+    def run(self) -> ServedRequests:
         while self.next < len(self.requests) or any(request >= 0 for request in self.slot):
             joined = self._fill()
             if not any(request >= 0 for request in self.slot):
                 self.clock = float(self.sent[self.next :].min())
                 continue
             self._round(joined)
-        return Served(
+        return ServedRequests(
             self.sent, self.joined, self.first, self.answered, self.tokens, self.rounds, self.num_drafted,
             self.num_calls, self.shares, (self.forwards[0], self.forwards[1]),
         )  # fmt: skip
@@ -207,7 +213,7 @@ class _Server:
         accepted = np.minimum(drafted, self.run_of[starts])
         produced = np.minimum(accepted + 1, self.left_of[starts])
         if self.policy.uses_history or self.policy.couples_rows:
-            judged = Judged(torch.from_numpy(accepted))
+            judged = JudgedLengths(torch.from_numpy(accepted))
             self.state = self.policy.observe(Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
         texts = self.requests[request[busy]]
         contexts = self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]
@@ -282,18 +288,6 @@ class _Server:
         return self.seconds[key]
 
     # -- drafting -------------------------------------------------------------------------------------------------
-
-    def _ahead(self) -> Drafter:
-        """A policy without memory is asked once for every position."""
-        starts = torch.arange(self.trace.num_positions)
-        state = self.policy.init(len(starts), torch.device("cpu"))
-        lengths, calls, _ = self._draft(starts, state, None)
-        return lambda at, busy, state: (lengths[at], calls[at], state)
-
-    def _live(self) -> Drafter:
-        if isinstance(self.trace, Trace):
-            self.geometry = self.geometry.with_steps(self.trace)
-        return lambda at, busy, state: self._draft(at, state, busy)
 
     def _draft(self, starts: Tensor, state: State, busy: Tensor | None) -> tuple[Tensor, Tensor, State]:
         if isinstance(self.trace, Copies):

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.multi_draft.target_texts import Judge
+from analysis.multi_draft.target_texts import MethodRule
 from analysis.tables.console import show
 from analysis.tables.files import read_table, save_table
 from toolkit.config import commands, plain
@@ -40,9 +40,9 @@ def enumerate_rules(cfg: commands.Acceptance) -> Path:
     """Enumerate, write, print; returns the output folder."""
     p, q = distributions(plain(cfg.target_probs), plain(cfg.draft_probs))
     counts = sorted(set(plain(cfg.num_drafts)))
-    if not counts or min(counts) < 1 or len(p) ** max(counts) > MOST:
+    if not counts or len(p) ** max(counts) > MOST:
         raise InputError(f"num_drafts: expected K of at least 1 with V^K up to {MOST:,} (V = {len(p)}), got {counts}")
-    judges = [Judge.of(name, plain(cfg.overrides)) for name in plain(cfg.methods)]
+    judges = [MethodRule.of(name, plain(cfg.overrides)) for name in plain(cfg.methods)]
     for judge in judges:
         if judge.scheme not in SCHEMES:
             raise InputError(
@@ -60,7 +60,7 @@ def enumerate_rules(cfg: commands.Acceptance) -> Path:
     return stage.folder
 
 
-def enumerated(judges: Sequence[Judge], p: Tensor, q: Tensor, num_drafts: int) -> pd.DataFrame:
+def enumerated(judges: Sequence[MethodRule], p: Tensor, q: Tensor, num_drafts: int) -> pd.DataFrame:
     """The lines of one K, from p [V] and q [P, V]."""
     targets, frames = p.expand(len(q), -1), []
     rows = pd.DataFrame({f"q_{token + 1}": q[:, token].tolist() for token in range(q.shape[1])}).assign(K=num_drafts)

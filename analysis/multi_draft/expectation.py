@@ -47,7 +47,14 @@ def expected_acceptance(
     num_drafts = uniforms.shape[-1]
     uniforms = uniforms[:1] if scheme == "top_k" else uniforms
     for row in uniforms:
-        drawn, counts, distributions = _candidates(scheme, draft_probs, row)
+        # Candidates [N, K] of each position, how many are real [N], and what each was drawn from [N, K, V].
+        if scheme == "top_k":
+            drawn, counts = likeliest(draft_probs, num_drafts)
+            distributions = torch.nn.functional.one_hot(drawn, draft_probs.shape[-1])
+        else:
+            drawn, counts = candidates(scheme, draft_probs, row)
+            alike = scheme != "independent"
+            distributions = draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1) if alike else draft_probs
         distributions = distributions.to(target_probs.dtype)
         accept, residual = rule.distribution(target_probs, distributions, drawn, counts)
         by_acceptance = accept.sum(-1).double()
@@ -81,19 +88,17 @@ def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: s
     if scheme == "independent":
         return independent_bounds(target_probs, draft_probs)
     if scheme == "without_replacement" and num_drafts > 2:
-        target_probs, draft_probs = _without_tail(target_probs.double(), draft_probs.double(), num_drafts)
+        # Both distributions on the tokens of q that count, and one more token that q cannot draw, with the rest of p.
+        q, order = draft_probs.double().sort(dim=-1, descending=True)
+        behind = q.flip(-1).cumsum(-1).flip(-1)  # the mass of each token and all less likely ones
+        left = behind[..., min(num_drafts, q.shape[-1] - 1)].unsqueeze(-1)
+        size = max(int((behind > TOLERANCE / num_drafts * left).sum(-1).max()), min(num_drafts, q.shape[-1]))
+        whole = target_probs.double()
+        q, p = q[..., :size], whole.gather(-1, order[..., :size])
+        rest = (whole.sum(-1, keepdim=True) - p.sum(-1, keepdim=True)).clamp(min=0)
+        p, q = torch.cat([p, rest], -1), torch.cat([q, torch.zeros_like(rest)], -1)
+        target_probs, draft_probs = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     return optimal_acceptances(target_probs, draft_probs, num_drafts, scheme)
-
-
-def _candidates(scheme: str, draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Candidates [N, K] of each position, how many are real [N], and what each was drawn from [N, K, V]."""
-    num_drafts = uniforms.shape[-1]
-    if scheme == "top_k":
-        drawn, counts = likeliest(draft_probs, num_drafts)
-        return drawn, counts, torch.nn.functional.one_hot(drawn, draft_probs.shape[-1])
-    drawn, counts = candidates(scheme, draft_probs, uniforms)
-    alike = scheme != "independent"
-    return drawn, counts, draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1) if alike else draft_probs
 
 
 def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:
@@ -104,15 +109,3 @@ def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Te
     refused = 1 - torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
     refusal = 1 - acceptance(target_probs, draft_probs, drawn[..., 0]).double()
     return (refused - refusal) * refused ** (num_drafts - 1)
-
-
-def _without_tail(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:
-    """Both distributions on the tokens of q that count, and one more token that q cannot draw, with the rest of p."""
-    q, order = draft_probs.sort(dim=-1, descending=True)
-    behind = q.flip(-1).cumsum(-1).flip(-1)  # the mass of each token and all less likely ones
-    left = behind[..., min(num_drafts, q.shape[-1] - 1)].unsqueeze(-1)
-    size = max(int((behind > TOLERANCE / num_drafts * left).sum(-1).max()), min(num_drafts, q.shape[-1]))
-    q, p = q[..., :size], target_probs.gather(-1, order[..., :size])
-    rest = (target_probs.sum(-1, keepdim=True) - p.sum(-1, keepdim=True)).clamp(min=0)
-    p, q = torch.cat([p, rest], -1), torch.cat([q, torch.zeros_like(rest)], -1)
-    return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)

@@ -38,7 +38,7 @@ SUMS = ("accepted", "drafted", "optimum")  # over the positions of a text
 
 
 @dataclass(frozen=True)
-class Text:
+class TargetText:
     """What the target responded to one prompt."""
 
     prompt: str
@@ -47,7 +47,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Judge:
+class MethodRule:
     """A method's rule and the way its candidates are drawn.
 
     sources  of independent candidates, in turn: draft model and its own temperature (None: the walk's); else empty
@@ -62,7 +62,7 @@ class Judge:
     @classmethod
     def of(
         cls, method: str, overrides: Sequence[str] = (), sampling: Sampling | None = None, num_drafts: int = 1
-    ) -> Judge:
+    ) -> MethodRule:
         """The judge of a method of conf/method/ at these settings, as it decodes with `num_drafts` draft models.
 
         At temperature 0 that is `mcsd_naive` with the draft's likeliest tokens, whatever the method (`Method.at`).
@@ -127,14 +127,10 @@ class Walk:
         object.__setattr__(self, "sampling", resolved(self.sampling, self.pair.target))
         if not self.source:
             raise InputError("expected texts or prompts to walk along, got none")
-        if not self.num_drafts or min(self.num_drafts) < 1:
-            raise InputError(f"num_drafts: expected positive integers, got {list(self.num_drafts)}")
-        for name in ("positions", "draws", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: expected at least 1, got {value}")
+        if not self.num_drafts:
+            raise InputError("num_drafts: expected positive integers, got []")
 
-    def run(self, judges: Sequence[Judge], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
+    def run(self, judges: Sequence[MethodRule], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
         """One row per method, prompt and K: `method`, `scheme`, `prompt`, `K`, `positions` and SUMS."""
         models = max(judge.num_models for judge in judges)
         frames = []
@@ -165,27 +161,22 @@ class Walk:
         """Hash of everything that a part's texts and sums depend on."""
         part = self.source[first : first + PART]
         prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
-        contents = [vars(item) if isinstance(item, Text) else [item.id, item.content] for item in part]
+        contents = [vars(item) if isinstance(item, TargetText) else [item.id, item.content] for item in part]
         settings: list[Any] = [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
         settings += [] if self.optimum else ["no optimum"]
         return content_hash([prints, vars(self.sampling), contents, first, settings])
 
-    def _texts(self, first: int, path: Path) -> list[Text]:
+    def _texts(self, first: int, path: Path) -> list[TargetText]:
         """The texts of a part. Left out are empty ones, those a draft cannot read, and prompts that cannot be decoded."""
         part = self.source[first : first + PART]
-        if isinstance(part[0], Text):
+        if isinstance(part[0], TargetText):
             check_texts(self.pair, part)
             return [text for text in part if len(text.prompt_ids) and len(text.token_ids)]
         saved = _read(path)
         if saved is None:
-            generations = decode(
-                self.pair,
-                [prompt.content for prompt in part],
-                config.method("autoregressive"),
-                self.sampling,
-                batch_size=self.batch_size,
-                row_ids=range(first, first + len(part)),
-            )
+            contents, method = [prompt.content for prompt in part], config.method("autoregressive")
+            options: dict[str, Any] = {"batch_size": self.batch_size, "row_ids": range(first, first + len(part))}
+            generations = decode(self.pair, contents, method, self.sampling, **options)
             rows = [
                 {"prompt": str(prompt.id), "prompt_ids": g.prompt_ids, "token_ids": g.token_ids}
                 for prompt, g in zip(part, generations, strict=True)
@@ -194,12 +185,14 @@ class Walk:
             saved = pd.DataFrame(rows, columns=["prompt", "prompt_ids", "token_ids"])
             write_parquet(saved, path)
         return [
-            Text(row.prompt, list(map(int, row.prompt_ids)), list(map(int, row.token_ids)))
+            TargetText(row.prompt, list(map(int, row.prompt_ids)), list(map(int, row.token_ids)))
             for row in saved.itertuples()
         ]
 
-    def _score(self, texts: Sequence[Text], first: int, judges: Sequence[Judge]) -> dict[Judge, pd.DataFrame]:
-        rows: dict[Judge, list[dict[str, Any]]] = {judge: [] for judge in judges}
+    def _score(
+        self, texts: Sequence[TargetText], first: int, judges: Sequence[MethodRule]
+    ) -> dict[MethodRule, pd.DataFrame]:
+        rows: dict[MethodRule, list[dict[str, Any]]] = {judge: [] for judge in judges}
         for text, generator, reading in self._read(texts, first, max(judge.num_models for judge in judges)):
             p = reading.target_probs
             uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
@@ -208,21 +201,25 @@ class Walk:
         columns = ["prompt", "positions", "K", *SUMS]
         return {judge: pd.DataFrame(lines, columns=columns) for judge, lines in rows.items()}
 
-    def _read(self, texts: Sequence[Text], first: int, models: int) -> Iterator[tuple[Text, torch.Generator, Reading]]:
+    def _read(
+        self, texts: Sequence[TargetText], first: int, models: int
+    ) -> Iterator[tuple[TargetText, torch.Generator, Reading]]:
         """Each text of a part with its random stream and what the models say at its positions."""
         for start in range(0, len(texts), self.batch_size):
             batch = texts[start : start + self.batch_size]
             generators = [row_generator(self.seed, first + start + row) for row in range(len(batch))]
-            chosen = [
-                choose_positions(len(text.token_ids), self.positions, generator)
-                for text, generator in zip(batch, generators, strict=True)
-            ]
+            chosen = []  # positions, drawn without replacement, in order
+            for text, generator in zip(batch, generators, strict=True):
+                order = torch.arange(length := len(text.token_ids))
+                if self.positions is not None and length > self.positions:
+                    order = torch.randperm(length, generator=generator)[: self.positions]
+                chosen.append(sorted(order.tolist()))
             ids = [(text.prompt_ids, text.token_ids) for text in batch]
             yield from zip(
                 batch, generators, readings_along(self.pair, ids, self.sampling, chosen, models), strict=True
             )
 
-    def _judge(self, judges: Sequence[Judge], reading: Reading, uniforms: Tensor) -> Any:
+    def _judge(self, judges: Sequence[MethodRule], reading: Reading, uniforms: Tensor) -> Any:
         """(judge, K and sums over the positions) for every judge and K; uniforms [R, N, most K]."""
         p = reading.target_probs
         for num_drafts in self.num_drafts:
@@ -251,11 +248,7 @@ def alphabet_table(walk: Walk, folder: Path) -> pd.DataFrame:
             MODELS, (reading.target_probs, reading.draft_probs(walk.draft_temperature)), strict=True
         ):
             counted[model].update(alphabet_sizes(probs).tolist())
-    lines = [
-        {"model": model, "size": size, "positions": sizes[size]}
-        for model, sizes in counted.items()
-        for size in sorted(sizes)
-    ]
+    lines = [(model, size, sizes[size]) for model, sizes in counted.items() for size in sorted(sizes)]
     table = pd.DataFrame(lines, columns=["model", "size", "positions"])
     table["share"] = table.positions / table.groupby("model").positions.transform("sum")
     return table.assign(share_up_to=table.groupby("model").share.cumsum())
@@ -266,7 +259,7 @@ def alphabet_sizes(probs: Tensor) -> Tensor:
     return torch.count_nonzero(probs, dim=-1)
 
 
-def check_texts(pair: ModelPair, texts: Sequence[Text]) -> None:
+def check_texts(pair: ModelPair, texts: Sequence[TargetText]) -> None:
     """Raises InputError if the pair cannot read a text."""
     for text in texts:
         ids = [*text.prompt_ids, *text.token_ids]
@@ -276,13 +269,6 @@ def check_texts(pair: ModelPair, texts: Sequence[Text]) -> None:
             raise InputError(
                 f"text {text.prompt}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}"
             )
-
-
-def choose_positions(length: int, most: int | None, generator: torch.Generator) -> list[int]:
-    """At most `most` of a text's positions, drawn without replacement, in order; None: all."""
-    if most is None or length <= most:
-        return list(range(length))
-    return sorted(torch.randperm(length, generator=generator)[:most].tolist())
 
 
 def _read(path: Path) -> pd.DataFrame | None:

@@ -27,12 +27,6 @@ class TreeCost:
     draft: float
     node: float
 
-    def __post_init__(self) -> None:
-        if not (self.draft >= 0 and self.node >= 0):
-            raise InputError(
-                f"cost_ratio and node_cost: expected numbers of at least 0, got {self.draft} and {self.node}"
-            )
-
     @classmethod
     def of(
         cls,
@@ -78,8 +72,6 @@ def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int)
 
     tokens is per round, cost and rate are in target forwards: rate = tokens / cost, autoregressive decoding has 1.
     """
-    if max_levels < 1 or max_nodes < 1:
-        raise InputError(f"expected max_levels and max_nodes of at least 1, got {max_levels} and {max_nodes}")
     lines = []
     for (dataset, method), rows in table.groupby(["dataset", "method"], sort=False):
         probs = dict(zip(map(int, rows.K), rows.drafted.clip(0, 1), strict=True))
@@ -92,14 +84,9 @@ def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int)
         best = int((tokens / costs).argmax())
         chain = float((tokens / costs)[is_chain].max()) if is_chain.any() else float("nan")
         lines.append({
-            "dataset": dataset,
-            "method": method,
-            "k_config": "x".join(map(str, trees[best])),
-            "nodes": int(np.cumprod(trees[best]).sum()),
-            "tokens": float(tokens[best]),
-            "cost": float(costs[best]),
-            "rate": float(tokens[best] / costs[best]),
-            "best_chain_rate": chain,
+            "dataset": dataset, "method": method, "k_config": "x".join(map(str, trees[best])),
+            "nodes": int(np.cumprod(trees[best]).sum()), "tokens": float(tokens[best]), "cost": float(costs[best]),
+            "rate": float(tokens[best] / costs[best]), "best_chain_rate": chain,
         })  # fmt: skip
     return pd.DataFrame(lines).sort_values(["dataset", "rate"], ascending=[True, False], ignore_index=True)
 

@@ -28,9 +28,9 @@ COLUMNS = ["panel", "curve", "method", "x", "y"]
 
 def draw(layout: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.DataFrame:
     """Draw to `path`; returns the points: panel, curve, x, y. Panels without a run, or not measured, are left out."""
-    for key in layout:
-        if key not in (*AXES, "panels", "curves", "points"):
-            raise unknown_name("table.figure: key", key, (*AXES, "panels", "curves", "points"))
+    keys = (*AXES, "panels", "curves", "points")
+    if unknown := [key for key in layout if key not in keys]:
+        raise unknown_name("table.figure: key", unknown[0], keys)
     panels = {name: {**{key: layout.get(key) for key in AXES}, **at} for name, at in expanded(layout["panels"]).items()}
     curves = expanded(layout["curves"])
     for source in (*panels.values(), *curves.values()):
@@ -41,7 +41,12 @@ def draw(layout: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.Dat
             source = merged(at, curve)
             if source.get("run") in runs.folders:
                 lines = runs.lines(source, f"{item}, {panel}, {name}")
-                parts.append(_points(lines, at, item).assign(panel=panel, curve=name, method=_method(lines, name)))
+                methods = lines["method"].unique() if "method" in lines else []
+                method = str(methods[0]) if len(methods) == 1 else name  # whose colour a curve has: its own, if several
+                x, y = (first_column(at[axis], lines.columns, f"{item}: column") for axis in ("x", "y"))
+                across = lines[x] if lines[x].map(type).eq(str).any() else lines[x].astype(float)  # by x, maybe text
+                part = pd.DataFrame({"x": across, "y": lines[y].astype(float)}).dropna().sort_values("x")
+                parts.append(part.assign(panel=panel, curve=name, method=method))
     points = pd.concat(parts[1:] or parts, ignore_index=True)[COLUMNS]
     panels = {name: at for name, at in panels.items() if (points.panel == name).any()}
     looks = _looks(points)
@@ -66,13 +71,6 @@ def draw(layout: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.Dat
     return points
 
 
-def _points(lines: pd.DataFrame, axes: Mapping[str, Any], item: str) -> pd.DataFrame:
-    """x and y of some lines of a table, by x, which may be text; those that were not measured are left out."""
-    x, y = (first_column(axes[axis], lines.columns, f"{item}: column") for axis in ("x", "y"))
-    across = lines[x] if lines[x].map(type).eq(str).any() else lines[x].astype(float)
-    return pd.DataFrame({"x": across, "y": lines[y].astype(float)}).dropna().sort_values("x")
-
-
 def _looks(points: pd.DataFrame) -> dict[str, Look]:
     """Looks by curve: its method's where every curve is another known method, else colours and markers in order."""
     methods = points[["curve", "method"]].drop_duplicates()
@@ -80,9 +78,3 @@ def _looks(points: pd.DataFrame) -> dict[str, Look]:
         return {str(line.curve): look(str(line.method)) for line in methods.itertuples()}
     names = enumerate(dict.fromkeys(map(str, points.curve)))
     return {name: Look(PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]) for number, name in names}
-
-
-def _method(lines: pd.DataFrame, name: str) -> str:
-    """The name whose colour a curve has: its method's if it shows one, else its own."""
-    methods = lines["method"].unique() if "method" in lines else []
-    return str(methods[0]) if len(methods) == 1 else name

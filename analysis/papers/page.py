@@ -69,8 +69,8 @@ def sentence(table: PaperTable, claim: Mapping[str, Any], cells: Cells) -> str:
     """
     sides, names = (claim["left"], claim["right"]), claim["only"]
     pairs = [[(name, side) if claim["left"] in table.columns else (side, name) for side in sides] for name in names]
-    here = [_gain(*(cells[at].value for at in pair)) for pair in pairs]
-    there = [_gain(*(table.printed(*at) for at in pair)) for pair in pairs]
+    here = [_gain(cells[left].value, cells[right].value) for left, right in pairs]
+    there = [_gain(table.printed(*left), table.printed(*right)) for left, right in pairs]
     columns = {"": names, "here": list(map(_percent, here)), "in the paper": list(map(_percent, there))}
     published = any(gain is not None for gain in there)
     if len(names) <= FEW:

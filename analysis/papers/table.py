@@ -46,21 +46,8 @@ from toolkit.runs.pipeline import NAME
 from toolkit.runs.stage import read_manifest
 
 KEYS = (
-    "run",
-    "runs",
-    "table",
-    "where",
-    "like",
-    "best",
-    "value",
-    "over",
-    "form",
-    "less",
-    "scale",
-    "optional",
-    "note",
-    "of_pair",
-)
+    "run", "runs", "table", "where", "like", "best", "value", "over", "form", "less", "scale", "optional", "note", "of_pair",
+)  # fmt: skip
 NOTHING = "–"  # in a cell that the paper leaves empty
 FACT = re.compile(r"\{(\w+(?:\.[\w =]+)+)\}")
 Source = Mapping[str, Any]
@@ -156,10 +143,8 @@ class Runs:
                 value = value.get(key) if isinstance(value, Mapping) else None
             if value is None:
                 missing.append(match[1])
-            values = [
-                f"{item:,}" if isinstance(item, int) else str(item)
-                for item in (value if isinstance(value, list) else [value])
-            ]
+            items = value if isinstance(value, list) else [value]
+            values = [f"{item:,}" if isinstance(item, int) else str(item) for item in items]
             return " and ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
 
         text = FACT.sub(fact, sentence)
@@ -235,18 +220,13 @@ class Runs:
         if pd.isna(line[name]):
             return Cell(None, form=form, why="not measured")
         if source.get("over"):
-            other = self.cell(
-                {**merged(source, source["over"]), "over": None, "less": 0, "scale": 1},
-                f"{what}, what it is divided by",
-            )
+            below = {**merged(source, source["over"]), "over": None, "less": 0, "scale": 1}
+            other = self.cell(below, f"{what}, what it is divided by")
             value = (float(line[name]) / other.value - less) * scale if isinstance(other.value, float) else None
             return Cell(value, form=form)
-        low, high = (
-            (float(line[end]) - less) * scale if end in line else None for end in (f"{name}_low", f"{name}_high")
-        )
-        return Cell(
-            (float(line[name]) - less) * scale, low, high, form, str(line[source["note"]]) if source.get("note") else ""
-        )
+        ends = (name, f"{name}_low", f"{name}_high")
+        value, low, high = ((float(line[end]) - less) * scale if end in line else None for end in ends)
+        return Cell(value, low, high, form, str(line[source["note"]]) if source.get("note") else "")
 
 
 def cells_of(table: PaperTable, runs: Runs) -> dict[tuple[str, str], Cell]:
@@ -344,10 +324,8 @@ def _claims(claim: Mapping[str, Any], rows: Mapping[str, Any], columns: Mapping[
 
 def _combinations(axes: Mapping[str, Any] | None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Names and values for each combination of the axes."""
-    named = {
-        axis: values if isinstance(values, Mapping) else {value: value for value in values}
-        for axis, values in (axes or {}).items()
-    }
+    listed = (axes or {}).items()
+    named = {axis: each if isinstance(each, Mapping) else {value: value for value in each} for axis, each in listed}
     for names in product(*named.values()):
         chosen = dict(zip(named, names, strict=True))
         yield chosen, {axis: named[axis][name] for axis, name in chosen.items()}

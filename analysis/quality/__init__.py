@@ -10,18 +10,8 @@ from toolkit.config import choices, find, instantiate, plain
 from toolkit.errors import InputError, unknown_name
 
 __all__ = [
-    "Metric",
-    "Score",
-    "TextMetric",
-    "build",
-    "config_of",
-    "configs",
-    "get",
-    "names",
-    "reasons",
-    "references",
-    "table",
-]
+    "Metric", "Score", "TextMetric", "build", "config_of", "configs", "get", "names", "reasons", "references", "table",
+]  # fmt: skip
 
 
 def names() -> list[str]:

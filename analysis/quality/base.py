@@ -48,14 +48,14 @@ class Metric(ABC):
     columns    names of the counted quantities
     ascending  whether more is better
     scale      on which its intervals are made: "probability" for means of scores from 0 to 1, "log", or "linear"
-    about      how it judges here, for the record: the confinement of what it runs
+    provenance  how it judges here, for the record: the confinement of what it runs
     """
 
     label = ""
     columns: tuple[str, ...] = ("score", "texts")
     ascending = True
     scale: Scale = "linear"
-    about = ""
+    provenance = ""
 
     @abstractmethod
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:

@@ -23,7 +23,7 @@ from typing import Any
 from analysis.quality import sandbox
 from analysis.quality.base import Metric, Score, check_lengths, fenced
 from analysis.quality.inside import IMPORT
-from analysis.quality.sandbox import Tests, Verdict
+from analysis.quality.sandbox import ProgramVerdict, Tests
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
 from toolkit.types import Generation
@@ -40,13 +40,7 @@ class PassAtK(Metric):
 
     scale = "probability"
 
-    def __init__(
-        self,
-        k: int = 1,
-        allow_code_execution: bool = False,
-        seconds: float = 10.0,
-        memory: int = 512,
-    ):
+    def __init__(self, k: int = 1, allow_code_execution: bool = False, seconds: float = 10.0, memory: int = 512):
         if k < 1:
             raise InputError(f"k: expected at least 1, got {k}")
         if allow_code_execution is not True:
@@ -55,7 +49,7 @@ class PassAtK(Metric):
             )
         self.k, self.label = k, f"pass@{k}"
         self.limits = sandbox.Limits(seconds, memory)
-        self.about = f"programs confined by {sandbox.check(self.limits)}"
+        self.provenance = f"programs confined by {sandbox.check(self.limits)}"
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
         """Each of a prompt's n generations holds 1/n of the prompt: (pass@k / n, 1 / n)."""
@@ -78,13 +72,13 @@ class PassAtK(Metric):
                     scores[row] = Score((pass_at_k(n, num_passed, self.k) / n, 1 / n), verdict.reason)
         return scores
 
-    def _verdict(self, prompt: Prompt, generation: Generation) -> Verdict:
+    def _verdict(self, prompt: Prompt, generation: Generation) -> ProgramVerdict:
         """The verdict on a program."""
         if generation.error is not None:
-            return Verdict(sandbox.FAILED, f"decoding failed: {generation.error}")
+            return ProgramVerdict(sandbox.FAILED, f"decoding failed: {generation.error}")
         tests = checks_of(prompt)
         if tests is None:
-            return Verdict(sandbox.UNSUPPORTED, "no tests are known")
+            return ProgramVerdict(sandbox.UNSUPPORTED, "no tests are known")
         return sandbox.run(program(generation.text, prompt), tests, self.limits)
 
 

@@ -61,7 +61,7 @@ class Execution(TextMetric):
         if not seconds > 0 or max_rows < 1:
             raise InputError(f"execution: expected seconds and max_rows above 0, got {seconds} and {max_rows}")
         self.folder, self.seconds, self.max_rows = Path(databases).resolve(), seconds, max_rows
-        self.about = f"SQL confined by {sandbox.chosen()}"
+        self.provenance = f"SQL confined by {sandbox.chosen()}"
         self._references: dict[tuple[str, str], Result] = {}
 
     def score(self, text: str, prompt: Prompt) -> Score:

@@ -63,7 +63,11 @@ def main() -> None:
         program(*pipes, *task["arguments"])
     elif task["job"] == "tests":
         nonce, *arguments = task["arguments"]
-        print(json.dumps([nonce, *(word[:500] for word in Judge(*pipes).verdict(*arguments))]), file=output, flush=True)
+        print(
+            json.dumps([nonce, *(word[:500] for word in ProgramTester(*pipes).verdict(*arguments))]),
+            file=output,
+            flush=True,
+        )
     else:
         print(json.dumps(pack(query(*task["arguments"]))), file=output)
 
@@ -150,14 +154,14 @@ def program(questions: Any, answers: Any, source: str) -> None:
 
 
 class Fault(BaseException):
-    """The program did what no program may. `Judge.fault` keeps it, so tests cannot catch it away."""
+    """The program did what no program may. `ProgramTester.fault` keeps it, so tests cannot catch it away."""
 
 
 class Unsupported(BaseException):
     """The tests need more of the program than functions of data."""
 
 
-class Judge:
+class ProgramTester:
     """Runs tests and asks the program. fault: what it did wrong first, if anything."""
 
     def __init__(self, answers: Any, questions: Any):

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from analysis.quality.base import Metric, Score, check_lengths
 from analysis.quality.judge_templates import Template, rating_of
-from analysis.quality.judges import Endpoint, Judging, LocalJudge, Reply
+from analysis.quality.judges import Endpoint, LocalJudge, Reply
 from toolkit.config.notes import Above, AtLeast, File, Model
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
@@ -75,14 +75,12 @@ class Judge(Metric):
         check_ranges(self, "judge.")
         self.template = Template.named(template)
         self.kept = None if kept is None else Path(kept)
-        self.judge: Judging
+        self.judge: LocalJudge | Endpoint
         if base_url is None:
             self.judge = LocalJudge(str(model), revision, dtype, device, batch_size, max_tokens)
         else:
-            limits = (seconds, retries, backoff, workers)
-            self.judge = Endpoint(
-                base_url, str(model), key_variable, {"max_tokens": max_tokens, **(request or {})}, *limits
-            )
+            body, limits = {"max_tokens": max_tokens, **(request or {})}, (seconds, retries, backoff, workers)
+            self.judge = Endpoint(base_url, str(model), key_variable, body, *limits)
         self._replies: dict[str, Reply] = {}  # one per question and answer: equal texts have equal ratings
         self._num_kept = 0
         self._say()
@@ -93,7 +91,13 @@ class Judge(Metric):
         Raises InputError if the judge cannot be loaded or reached.
         """
         check_lengths(prompts, generations)
-        reasons = [self._obstacle(*both) for both in zip(prompts, generations, strict=True)]
+        reasons = []
+        for prompt, generation in zip(prompts, generations, strict=True):
+            if generation.error is not None:
+                reasons.append(f"decoding failed: {generation.error}")
+            else:
+                unknown = self.template.needs_reference and prompt.answer is None
+                reasons.append("no reference answer is known" if unknown else "")
         if all(reasons):
             return [Score(None, reason) for reason in reasons]
         self.judge.open(pair)
@@ -101,23 +105,26 @@ class Judge(Metric):
             "" if reason else self.template.filled(prompt, generation.text)
             for reason, prompt, generation in zip(reasons, prompts, generations, strict=True)
         ]
-        unasked = [text for text in dict.fromkeys(questions) if text and not self._is_answered(text)]
-        if unasked:
-            for text, reply in zip(unasked, self.judge.ask(unasked), strict=True):
-                self._keep(text, reply)
+        unasked = []
+        for text in dict.fromkeys(filter(None, questions)):
+            path = self._path(text)
+            if text not in self._replies and path is not None and path.exists():
+                record = read_json(path)
+                self._replies[text] = Reply(record["reply"], by=record["by"])
+                self._num_kept += 1
+            if text not in self._replies:
+                unasked.append(text)
+        for text, reply in zip(unasked, self.judge.ask(unasked) if unasked else (), strict=True):
+            self._replies[text] = reply
+            path = self._path(text)
+            if path is not None and reply.text is not None:
+                record = {"judge": self.judge.identity, "by": reply.by, "question": text, "reply": reply.text}
+                write_json(path, record)
         self._say()
         return [
             Score(None, reason) if reason else _score(self._replies[text])
             for reason, text in zip(reasons, questions, strict=True)
         ]
-
-    def _obstacle(self, prompt: Prompt, generation: Generation) -> str:
-        """Why an answer cannot be judged; empty if it can."""
-        if generation.error is not None:
-            return f"decoding failed: {generation.error}"
-        if self.template.needs_reference and prompt.answer is None:
-            return "no reference answer is known"
-        return ""
 
     # -- earlier judgements ----------------------------------------------------------------------------------------
 
@@ -126,24 +133,8 @@ class Judge(Metric):
             return None
         return self.kept / f"{content_hash([self.judge.identity, text], 24)}.json"
 
-    def _is_answered(self, text: str) -> bool:
-        """Whether a question was answered before, in this process or in the folder of judgements."""
-        path = self._path(text)
-        if text not in self._replies and path is not None and path.exists():
-            record = read_json(path)
-            self._replies[text] = Reply(record["reply"], by=record["by"])
-            self._num_kept += 1
-        return text in self._replies
-
-    def _keep(self, text: str, reply: Reply) -> None:
-        self._replies[text] = reply
-        path = self._path(text)
-        if path is not None and reply.text is not None:
-            record = {"judge": self.judge.identity, "by": reply.by, "question": text, "reply": reply.text}
-            write_json(path, record)
-
     def _say(self) -> None:
-        """Bring `about` up to date."""
+        """Bring `provenance` up to date."""
         rated = sum(_score(reply).counts is not None for reply in self._replies.values())
         by = sorted({reply.by for reply in self._replies.values() if reply.by})
         parts = [f"rated by {self.judge.about}", *(f"which answered as {name}" for name in by), self.template.about]
@@ -151,7 +142,7 @@ class Judge(Metric):
             parts.append(f"{rated} of {len(self._replies)} different answers rated")
         if self._num_kept:
             parts.append(f"{self._num_kept} judgements read from {self.kept}")
-        self.about = ", ".join(parts)
+        self.provenance = ", ".join(parts)
 
 
 def _score(reply: Reply) -> Score:

@@ -87,18 +87,11 @@ class Template:
 
     def filled(self, prompt: Prompt, answer: str) -> str:
         """The instruction about one answer. Placeholders inside the question or the answer stay as they are."""
-        values = {"question": question_of(prompt), "answer": answer, "reference": prompt.answer or ""}
+        turns: tuple[Message, ...] = prompt.messages or ()  # all of a conversation with several
+        headed = "\n\n".join(f"### {turn['role'].capitalize()}:\n{turn['content']}" for turn in turns)
+        question = prompt.prompt if prompt.prompt is not None else turns[0]["content"] if len(turns) == 1 else headed
+        values = {"question": question, "answer": answer, "reference": prompt.answer or ""}
         return PLACE.sub(lambda match: values[match[1]], self.text)
-
-
-def question_of(prompt: Prompt) -> str:
-    """A prompt as a judge reads it; of a conversation with several turns, all of them."""
-    if prompt.prompt is not None:
-        return prompt.prompt
-    turns: tuple[Message, ...] = prompt.messages or ()
-    if len(turns) == 1:
-        return turns[0]["content"]
-    return "\n\n".join(f"### {turn['role'].capitalize()}:\n{turn['content']}" for turn in turns)
 
 
 def rating_of(reply: str) -> tuple[float | None, str]:

@@ -60,14 +60,15 @@ class Bleu(TextMetric):
 
     def value(self, totals: Array) -> Array:
         """BLEU [...] of totals [..., 10]; not a number where nothing was scored."""
-        return np.apply_along_axis(self._corpus, -1, totals)
 
-    def _corpus(self, totals: Array) -> float:
-        length, reference_length, *grams = (round(count) for count in totals)
-        if not reference_length:
-            return float("nan")
-        correct, total = grams[: len(ORDERS)], grams[len(ORDERS) :]
-        return float(self._class.compute_bleu(correct, total, length, reference_length, smooth_method="exp").score)
+        def corpus(totals: Array) -> float:
+            length, reference_length, *grams = (round(count) for count in totals)
+            if not reference_length:
+                return float("nan")
+            correct, total = grams[: len(ORDERS)], grams[len(ORDERS) :]
+            return float(self._class.compute_bleu(correct, total, length, reference_length, smooth_method="exp").score)
+
+        return np.apply_along_axis(corpus, -1, totals)
 
 
 def library(module: str, package: str) -> Any:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from analysis.quality.base import Array, Metric, Score, check_lengths
 from toolkit.errors import InputError
@@ -43,7 +42,18 @@ class Perplexity(Metric):
         check_lengths(prompts, generations)
         if pair is None:
             raise InputError("perplexity needs the target: expected a pair, got none")
-        scores = [Score(None, _obstacle(pair, generation)) for generation in generations]
+        scores = []
+        for generation in generations:
+            reason = ""
+            if generation.error is not None:
+                reason = f"decoding failed: {generation.error}"
+            elif not generation.token_ids:
+                reason = "no tokens were generated"
+            elif not generation.prompt_ids:
+                reason = "no prompt stands before the first token"
+            elif len(generation.prompt_ids) + len(generation.token_ids) > pair.max_length:
+                reason = "longer than the context"
+            scores.append(Score(None, reason))
         readable = [row for row, score in enumerate(scores) if not score.reason]
         readable.sort(key=lambda row: len(generations[row].prompt_ids) + len(generations[row].token_ids))
         for first in range(0, len(readable), self.batch_size):
@@ -63,25 +73,11 @@ class Perplexity(Metric):
 def negative_log_likelihoods(pair: ModelPair, generations: Sequence[Generation]) -> list[float]:
     """Nats of each generation's new tokens given its prompt, by one teacher-forced pass of the target."""
     texts = [(generation.prompt_ids, generation.token_ids) for generation in generations]
-    logits = produced_logits(pair.target, texts).split([len(produced) for _, produced in texts])
-    return [_nll(part, produced) for part, (_, produced) in zip(logits, texts, strict=True)]
-
-
-def _nll(logits: Tensor, tokens: Sequence[int]) -> float:
-    """Negative log-likelihood of tokens [n] under logits [n, V], in their precision or float32; summed in float64."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    chosen = torch.tensor(tokens, device=logits.device).unsqueeze(-1)
-    return -float(logits.log_softmax(-1).gather(-1, chosen).sum(dtype=torch.float64))
-
-
-def _obstacle(pair: ModelPair, generation: Generation) -> str:
-    """Why the target cannot score a generation; empty if it can."""
-    if generation.error is not None:
-        return f"decoding failed: {generation.error}"
-    if not generation.token_ids:
-        return "no tokens were generated"
-    if not generation.prompt_ids:
-        return "no prompt stands before the first token"
-    if len(generation.prompt_ids) + len(generation.token_ids) > pair.max_length:
-        return "longer than the context"
-    return ""
+    values = []
+    for part, (_, produced) in zip(
+        produced_logits(pair.target, texts).split([len(b) for _, b in texts]), texts, strict=True
+    ):
+        logits = part if part.dtype == torch.float64 else part.float()  # summed in float64
+        chosen = torch.tensor(produced, device=logits.device).unsqueeze(-1)
+        values.append(-float(logits.log_softmax(-1).gather(-1, chosen).sum(dtype=torch.float64)))
+    return values

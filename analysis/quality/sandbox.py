@@ -40,17 +40,7 @@ PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
 BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
 STARTING = 30.0  # seconds a process may take to be ready
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-BWRAP = [
-    "--unshare-all",
-    "--unshare-user",
-    "--die-with-parent",
-    "--cap-drop",
-    "ALL",
-    "--uid",
-    "65534",
-    "--gid",
-    "65534",
-]
+BWRAP = "--unshare-all --unshare-user --die-with-parent --cap-drop ALL --uid 65534 --gid 65534".split()  # noqa: SIM905
 TRIAL = """
 import os, socket
 def trial(path, pid):
@@ -100,7 +90,7 @@ class Tests:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProgramVerdict:
     """kind: passed, failed, or unsupported: the tests cannot be run like this, whatever the program. reason: why not passed."""
 
     kind: str
@@ -166,7 +156,7 @@ class Confined:
         self._output.close()
 
 
-def run(program: str, tests: Tests, limits: Limits, confinement: str | None = None) -> Verdict:
+def run(program: str, tests: Tests, limits: Limits, confinement: str | None = None) -> ProgramVerdict:
     """Run a program against its tests. Raises InputError if nothing can be confined or started here."""
     walls, nonce = confinement or chosen(), secrets.token_hex()
     source = program.encode("utf-8", "replace").decode()
@@ -183,10 +173,10 @@ def run(program: str, tests: Tests, limits: Limits, confinement: str | None = No
         text = judge.output(limits.seconds + STARTING)
         candidate.output(0)
     if text is None:
-        return Verdict(FAILED, f"killed after {limits.seconds:g} s")
+        return ProgramVerdict(FAILED, f"killed after {limits.seconds:g} s")
     if not text.startswith(f'["{nonce}"'):
-        return Verdict(FAILED, "the tests ended too soon")
-    return Verdict(*json.loads(text)[1:])
+        return ProgramVerdict(FAILED, "the tests ended too soon")
+    return ProgramVerdict(*json.loads(text)[1:])
 
 
 def problem(walls: str) -> str:
@@ -198,11 +188,8 @@ def problem(walls: str) -> str:
             verdict = run(TRIAL, Tests(code), Limits(STARTING), walls)
         except InputError as error:
             return str(error)
-    return (
-        ""
-        if verdict.kind == PASSED
-        else f"{walls} let a program reach {verdict.reason.removeprefix('AssertionError: ')}"
-    )
+    reached = verdict.reason.removeprefix("AssertionError: ")
+    return "" if verdict.kind == PASSED else f"{walls} let a program reach {reached}"
 
 
 @cache

@@ -13,7 +13,7 @@ them, which policies look at. A data set that is named in `fit`, too, is in dist
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,11 @@ def calibrate(cfg: commands.Heads) -> Path:
         if not isinstance(plain(recordings), dict):
             raise InputError(f"expected {key}={{NAME: FOLDER}} of data_gen.traces, got {recordings}")
     fitted, judged = ({name: Path(folder) for name, folder in plain(part).items()} for part in (cfg.fit, cfg.traces))
-    _check(fitted, judged)
+    if not fitted or not judged:
+        raise InputError("expected fit={NAME: FOLDER} and traces={NAME: FOLDER} of data_gen.traces, got none")
+    jobs, own = ({name: _job(traces) for name, traces in part.items()} for part in (judged, fitted))
+    if shared := [name for name, job in jobs.items() if job in own.values()]:  # judged on what it was fitted to
+        raise InputError(f"traces: expected other texts than in fit, got the same for {', '.join(shared)}")
     if len(cfg.heads or ()) != 1:
         raise InputError(f"fit: expected heads=[FOLDER], the one to be calibrated, got {cfg.heads or 'none'}")
     folders = list(dict.fromkeys([*fitted.values(), *judged.values()]))
@@ -83,7 +87,7 @@ def _study(
     """Fit and save a head's calibration; its lines of scores and of bins."""
     shift = float(contender.head.config["log_w_rej"])
     samples = [Scored.of(contender, read_traces(traces), draft) for traces in fitted.values()]
-    jobs = {name: read_json(traces / SUMMARY)["job"] for name, traces in fitted.items()}
+    jobs = {name: _job(traces) for name, traces in fitted.items()}
     calibration = fit_beside(contender, samples, folder, cfg.kind, cfg.max_depth, jobs)
     parts: dict[str, list[pd.DataFrame]] = {"scores": [], "bins": []}
     for name, traces in judged.items():
@@ -105,12 +109,5 @@ def _draw(folder: Path) -> None:
     write_text(folder / "calibration.md", f"# Calibration\n\n{markdown(readable(scores))}\n\n{pictures}\n")
 
 
-def _check(fitted: Mapping[str, Path], judged: Mapping[str, Path]) -> None:
-    """Raises InputError if a head would be judged on what its calibration was fitted to, or there is nothing to do."""
-    if not fitted or not judged:
-        raise InputError("expected fit={NAME: FOLDER} and traces={NAME: FOLDER} of data_gen.traces, got none")
-    jobs = {name: read_json(traces / SUMMARY)["job"] for name, traces in judged.items()}
-    own: Sequence[str] = [read_json(traces / SUMMARY)["job"] for traces in fitted.values()]
-    shared = [name for name, job in jobs.items() if job in own]
-    if shared:
-        raise InputError(f"traces: expected other texts than in fit, got the same for {', '.join(shared)}")
+def _job(traces: Path) -> str:
+    return str(read_json(traces / SUMMARY)["job"])

@@ -17,25 +17,26 @@ predicted speed-up over autoregressive decoding. The draft with the largest one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+import torch
 from tqdm.auto import tqdm
 
-from analysis.loads.forwards import Costs, measured_forwards
 from analysis.replay.upper_bound import fixed
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
 from data_gen.recording import Recorder
-from data_gen.texts import Responses, fingerprints, read_responses, within_context
+from data_gen.texts import TargetResponses, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.drafts import export
-from toolkit.engine.facts import NO_LIMIT, vocab_size
+from toolkit.engine import open_session
+from toolkit.engine.facts import NO_LIMIT, max_positions, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.models.pair import TOY, ModelPair, load_draft, load_tokenizer, unshared_tokens
@@ -44,9 +45,23 @@ from toolkit.models.teacher import Text, distributions_along
 from toolkit.runs.stage import open_stage
 from toolkit.types import Counts
 
-Array = NDArray[np.float64]
 FIGURES = ("alpha", "accepted", "throughput")
 COUNTS = tuple(Counts.__dataclass_fields__)
+CONTEXT = 128  # tokens before the ones that are timed
+WIDTHS = (1, 2, 3, 5, 9, 13)  # tokens of a target's forward pass
+REPEATS = 9
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs in units of the target's forward pass over one token.
+
+    draft   of a draft's forward pass over one token
+    target  [K + 1] of the target's over 1, ..., K + 1 tokens
+    """
+
+    draft: float
+    target: Array
 
 
 def compare_drafts(cfg: commands.Heads) -> Path:
@@ -76,7 +91,8 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     table = read_table(stage.folder, "drafts")
     columns = readable(table)
     first = [name for name in columns if name not in ("texts", "tokens")]
-    show(columns, f"drafts of {cfg.pair.target}, {_costs_line(cfg)}", stage.folder / "drafts.md", first)
+    costs = "costs measured here" if cfg.measured else f"c = {cfg.cost_ratio:g}"
+    show(columns, f"drafts of {cfg.pair.target}, {costs}", stage.folder / "drafts.md", first)
     if cfg.measured:
         means = table.groupby("draft", sort=False).throughput.mean()
         verdict = "" if means.max() > 1 else ", which is slower than autoregressive decoding"
@@ -84,12 +100,8 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     return stage.folder
 
 
-def _costs_line(cfg: commands.Heads) -> str:
-    return "costs measured here" if cfg.measured else f"c = {cfg.cost_ratio:g}"
-
-
 def _candidates(
-    cfg: commands.Heads, drafts: dict[str, str], alone: ModelPair, counted: Responses | None
+    cfg: commands.Heads, drafts: dict[str, str], alone: ModelPair, counted: TargetResponses | None
 ) -> dict[str, ModelPair]:
     """The target with every draft and every reduction of it, by name."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in counted.rows] if counted else []
@@ -99,8 +111,8 @@ def _candidates(
         for count in cfg.vocabularies:
             draft = load_draft(source, cfg.pair.device, cfg.pair.dtype)
             if count is not None:
-                kept = kept_tokens(draft)
-                tokens = range(vocab_size(draft)) if kept is None else kept.tolist()
+                vocabulary = kept_tokens(draft)
+                tokens = range(vocab_size(draft)) if vocabulary is None else vocabulary.tolist()
                 if count >= len(tokens):
                     continue
                 ends = alone.end_ids or ()
@@ -111,7 +123,7 @@ def _candidates(
 
 
 def _measured(
-    cfg: commands.Heads, candidates: dict[str, ModelPair], alone: ModelPair, texts: dict[str, Responses]
+    cfg: commands.Heads, candidates: dict[str, ModelPair], alone: ModelPair, texts: dict[str, TargetResponses]
 ) -> pd.DataFrame:
     """One line per draft and domain."""
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
@@ -124,29 +136,22 @@ def _measured(
     total = len(candidates) * sum(min(len(responses.rows), cfg.limit or NO_LIMIT) for responses in texts.values())
     with tqdm(total=total, desc="drafts", unit="text") as bar:
         for (name, pair), cost in zip(candidates.items(), costs, strict=True):
-            kept = kept_tokens(pair.draft)
+            vocabulary = kept_tokens(pair.draft)
             for domain, responses in texts.items():
                 fingerprints(pair, responses)
                 rows = within_context(pair, replace(responses, rows=responses.rows[: cfg.limit])).rows
                 best, parts = text_parts(pair, replace(responses, rows=rows), cfg, cost)
                 base = first.setdefault(domain, parts)
                 tokens = [token for row in rows for token in row["token_ids"]]
-                covered = 1.0 if kept is None else float(np.isin(tokens, kept.cpu().numpy()).mean())
-                facts = {
-                    "draft": name,
-                    "domain": domain,
-                    "texts": len(rows),
-                    "tokens": int(parts[:, 1].sum()),
-                    "coverage": covered,
-                    "c": cost.draft,
-                    "best K": best,
-                }
+                covered = 1.0 if vocabulary is None else float(np.isin(tokens, vocabulary.cpu().numpy()).mean())
+                facts = {"draft": name, "domain": domain, "texts": len(rows), "tokens": int(parts[:, 1].sum())}
+                facts |= {"coverage": covered, "c": cost.draft, "best K": best}
                 lines.append({**facts, **figures(parts, base, bootstrap)})
                 bar.update(len(rows))
     return pd.DataFrame(lines)
 
 
-def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads, costs: Costs) -> tuple[int, Array]:
+def text_parts(pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: Costs) -> tuple[int, Array]:
     """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
     played = []
@@ -170,7 +175,7 @@ def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads, costs
     return best, np.stack(parts, axis=1)
 
 
-def alphas(pair: ModelPair, texts: Sequence[Text], responses: Responses, batch_size: int) -> tuple[Array, Array]:
+def alphas(pair: ModelPair, texts: Sequence[Text], responses: TargetResponses, batch_size: int) -> tuple[Array, Array]:
     """Sum of alpha over each text's tokens [n], and how many those are [n]."""
     sums = []
     for first in range(0, len(texts), batch_size):
@@ -214,3 +219,39 @@ def _files(source: str) -> list[Path]:
     """The files of a local checkpoint; none of a hub name."""
     folder = TOY.parent / source if source == "toy/draft" else Path(source)
     return sorted(path for path in folder.glob("*.safetensors")) + sorted(folder.glob("*config.json"))
+
+
+def measured_forwards(target: Any, drafts: Sequence[Any], most: int) -> list[Costs]:
+    """The costs of each draft beside the target, up to `most` drafted tokens: medians of interleaved forward passes.
+
+    Nothing is decoded, and the loop's own work is left out: many drafts are compared in seconds.
+    """
+    widths = [width for width in WIDTHS if width <= most + 1]
+    widths += [most + 1] * (widths[-1] < most + 1)
+    seconds = [[_seconds(target, widths), *(_seconds(draft, [1]) for draft in drafts)] for _ in range(REPEATS)]
+    medians = [np.median([repeat[number] for repeat in seconds], axis=0) for number in range(len(drafts) + 1)]
+    by_width = np.interp(np.arange(1, most + 2), widths, medians[0]) / medians[0][0]
+    return [Costs(float(median[0] / medians[0][0]), by_width) for median in medians[1:]]
+
+
+@torch.no_grad()
+def _seconds(model: Any, widths: Sequence[int]) -> list[float]:
+    """Seconds of a forward pass over each number of tokens, after a context."""
+    context = min(CONTEXT, max_positions(model) - sum(widths) - 1)
+    tokens = (torch.arange(context + max(widths), device=model.device) % vocab_size(model)).unsqueeze(0)
+    session = open_session(model, 1, context + sum(widths) + 1)
+    session.extend(tokens[:, :context], last=1)
+    session.extend(tokens[:, :1], last=1)
+    seconds = []
+    for width in widths:
+        _wait(model)
+        started = perf_counter()
+        session.extend(tokens[:, :width], last=width)
+        _wait(model)
+        seconds.append(perf_counter() - started)
+    return seconds
+
+
+def _wait(model: Any) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)

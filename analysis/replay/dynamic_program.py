@@ -111,19 +111,15 @@ def head_inputs(trace: Trace, geometry: Geometry, estimator: Any, most: int) -> 
     rows = []
     for depth, index, can_draft in visits(trace, geometry, most):
         possible += can_draft
-        accepted, following = _probs(estimator, RecordedStep(trace, depth, index))
+        step = RecordedStep(trace, depth, index)
+        if hasattr(estimator, "drawn_probs"):
+            accepted, following = estimator.drawn_probs(step)
+        else:
+            following = estimator.read_prob(step)
+            accepted = torch.ones_like(following) if depth == 1 else following
         survival = survival * accepted
         rows.append(torch.stack([survival, accepted, following, survival * following], 1).double().numpy())
     return Seen(np.stack(rows), possible)
-
-
-def _probs(estimator: Any, step: RecordedStep) -> tuple[Tensor, Tensor]:
-    """P(the newest token is accepted) and P(the next one is, too | it was), as far as the head says."""
-    if hasattr(estimator, "drawn_probs"):
-        probs: tuple[Tensor, Tensor] = estimator.drawn_probs(step)
-        return probs
-    read: Tensor = estimator.read_prob(step)
-    return (torch.ones_like(read) if step.depth == 1 else read), read
 
 
 def stopping_values(trace: Trace, seen: Seen, cost_ratio: float, rate: float, folds: int = 10) -> Values:

@@ -42,25 +42,17 @@ def expected_counts(chances: Array, max_drafted: int | None = None) -> dict[str,
     if max_drafted is not None and max_drafted < 0:
         raise InputError(f"oracle.max_drafted: expected 0 or more, or null, got {max_drafted}")
     free = chances[:-1]
-    drafted = float(free.sum()) if max_drafted is None else _drafted_in_rounds(free, max_drafted)
-    return {
-        "num_drafted": drafted,
-        "num_draft_calls": drafted,
-        "num_target_calls": len(chances) - drafted,
-        "num_generated": float(len(chances)),
-        "num_discarded": 0.0,
-    }
-
-
-def _drafted_in_rounds(chances: Array, most: int) -> float:
-    """Expected number of drafted tokens if a round holds at most `most`."""
-    depth = np.zeros(most + 1)  # probability of each number of tokens drafted so far in the round
-    depth[0], drafted = 1.0, 0.0
-    for prob in chances:
-        goes_on = depth[:-1] * prob
-        drafted += goes_on.sum()
-        depth = np.concatenate([[1.0 - goes_on.sum()], goes_on])
-    return float(drafted)
+    drafted = float(free.sum())
+    if max_drafted is not None:
+        depth = np.zeros(max_drafted + 1)  # probability of each number of tokens drafted so far in the round
+        depth[0], drafted = 1.0, 0.0
+        for prob in free:
+            goes_on = depth[:-1] * prob
+            drafted += float(goes_on.sum())
+            depth = np.concatenate([[1.0 - goes_on.sum()], goes_on])
+    length = float(len(chances))
+    counts = {"num_drafted": drafted, "num_draft_calls": drafted, "num_target_calls": length - drafted}
+    return {**counts, "num_generated": length, "num_discarded": 0.0}
 
 
 def acceptance_probs(

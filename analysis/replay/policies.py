@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from analysis.replay.prompt_lookup import Copies
-from analysis.replay.tally import Judged, Replayed, Sent, tally
+from analysis.replay.tally import JudgedLengths, Replayed, Sent, tally
 from toolkit.decoding.proposers.base import frozen
 from toolkit.errors import InputError
 from toolkit.stopping import StoppingPolicy, Thresholded
@@ -31,12 +31,7 @@ GROUP = 50  # policies walked together
 
 
 def draft(
-    trace: Trace,
-    geometry: Geometry,
-    starts: Tensor,
-    policy: StoppingPolicy,
-    state: State,
-    busy: Tensor | None = None,
+    trace: Trace, geometry: Geometry, starts: Tensor, policy: StoppingPolicy, state: State, busy: Tensor | None = None
 ) -> tuple[Tensor, Tensor, State]:
     """One round from each of `starts` [B]: tokens drafted [B], forwards paid for [B], the policy's state.
 
@@ -62,9 +57,8 @@ def draft(
         num_drafted += drafting
         new, go_on = policy.step(RecordedStep(trace, depth, index, live=drafting), state)
         state = frozen(new, state, drafting)
-        following = step_at(trace, geometry, starts, depth + 1)[
-            1
-        ]  # not after an end of text, nor beyond the length limit
+        # Not after an end of text, nor beyond the length limit.
+        _, following = step_at(trace, geometry, starts, depth + 1)
         drafting = drafting & go_on & following & (geometry.room[starts] > depth)
     return num_drafted, num_calls, state
 
@@ -103,7 +97,7 @@ def replay_rounds(trace: Trace, policy: StoppingPolicy, copies: Copies | None = 
             by_draft = num_calls > 0
             num_drafted = torch.where(by_draft, num_drafted, num_copied)
             accepted = torch.where(by_draft, accepted, agreeing)
-        observed = policy.observe(Sent(num_drafted, num_calls), Judged(accepted), drafted_state)
+        observed = policy.observe(Sent(num_drafted, num_calls), JudgedLengths(accepted), drafted_state)
         state = frozen(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
         columns = (text, starts, num_drafted, num_calls, accepted, produced)
@@ -174,29 +168,18 @@ def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tenso
     groups, positions = num_drafted.shape
     accepted = torch.minimum(num_drafted, geometry.run)
     produced = torch.minimum(accepted + 1, geometry.left)
-    group, start, text = _rounds(trace, produced)
+    at, ends = (edge.expand(groups, -1).reshape(-1) for edge in (trace.text_first[:-1], trace.text_first[1:]))
+    each = torch.meshgrid(torch.arange(groups), torch.arange(trace.num_texts), indexing="ij")
+    group, text = (grid.reshape(-1) for grid in each)
+    rounds = []  # group, start and text
+    while bool((alive := at < ends).any()):
+        at, ends, group, text = (values[alive] for values in (at, ends, group, text))
+        rounds.append((group, at, text))
+        at = at + produced[group, at]
+    group, start, text = (torch.cat(values) for values in zip(*rounds, strict=True))
     round_of = group * positions + start
     visited = (values.reshape(-1)[round_of] for values in (num_drafted, num_calls, accepted, produced))
     return tally(trace, groups, group, text, *visited)
-
-
-def _rounds(trace: Trace, produced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The rounds of G policies that produce `produced` [G, P] tokens from each start: their group, start and text."""
-    groups = len(produced)
-    at, ends = (edge.expand(groups, -1).clone() for edge in (trace.text_first[:-1], trace.text_first[1:]))
-    group, text = (
-        grid.clone() for grid in torch.meshgrid(torch.arange(groups), torch.arange(trace.num_texts), indexing="ij")
-    )
-    at, ends, group, text = (values.reshape(-1) for values in (at, ends, group, text))
-    steps = []
-    while True:
-        alive = at < ends
-        at, ends, group, text = (values[alive] for values in (at, ends, group, text))
-        if not len(at):
-            break
-        steps.append((group, at, text))
-        at = at + produced[group, at]
-    return tuple(torch.cat(values) for values in zip(*steps, strict=True))  # type: ignore[return-value]
 
 
 def _check_limit(trace: Trace, limit: int | None) -> None:

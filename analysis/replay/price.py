@@ -49,8 +49,8 @@ def solve_prices(cfg: commands.Timing) -> Path:
         raise InputError(f"cost_ratios: expected a list of numbers above 0, got {ratios}")
     folder = Path(str(cfg.traces))
     trace = read_traces(folder)
-    found_heads = find_contenders([cfg.head], [folder])
-    contender = next((head for head in found_heads if head.kind == "preread"), found_heads[0])
+    contenders = find_contenders([cfg.head], [folder])
+    contender = next((head for head in contenders if head.kind == "preread"), contenders[0])
     stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *contender.files])
     if stage.finished:
         show_page(stage.folder / "prices.md")
@@ -78,19 +78,15 @@ def solve_prices(cfg: commands.Timing) -> Path:
     tables = {"prices": pd.DataFrame(lines)}
     if seen is not None:
         tables |= {"thresholds": pd.DataFrame(thresholds), "values": pd.DataFrame(values)}
-    _publish(stage.folder, tables, f"{contender.name} on {trace.num_texts} texts of {folder.name}")
-    return stage.finish(texts=trace.num_texts)
-
-
-def _publish(folder: Path, tables: dict[str, pd.DataFrame], title: str) -> None:
-    """Write and print the tables."""
+    title = f"{contender.name} on {trace.num_texts} texts of {folder.name}"
     parts = ["# Prices", title]
     for name, table in tables.items():
-        save_table(table, folder, name)
+        save_table(table, stage.folder, name)
         rounded = table.round(4)
         parts += [markdown(rounded)] if name == "prices" else [f"## {name}", markdown(rounded)]
-        show(rounded, title if name == "prices" else name, folder / f"{name}.csv", ("c", "lambda", "override"))
-    write_text(folder / "prices.md", "\n\n".join(parts) + "\n")
+        show(rounded, title if name == "prices" else name, stage.folder / f"{name}.csv", ("c", "lambda", "override"))
+    write_text(stage.folder / "prices.md", "\n\n".join(parts) + "\n")
+    return stage.finish(texts=trace.num_texts)
 
 
 def _override(head: Any, cost_ratio: float, price: float) -> str:

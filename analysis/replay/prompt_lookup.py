@@ -9,12 +9,13 @@ Shapes: T texts, P positions of all of them, B rounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.replay.tally import Judged, Replayed, Sent, sources_of
+from analysis.replay.tally import JudgedLengths, Replayed, Sent, sources_of
 from toolkit.decoding import Method
 from toolkit.decoding.proposers.copying import NOTHING, Copy, CopyProposer
 from toolkit.stopping import StoppingPolicy
@@ -51,7 +52,9 @@ class Copies:
                 room.append(min(max_new_tokens - number - 1, most))
                 left.append(len(produced) - number)
                 copy = NOTHING if proposer is None else proposer.lookup(whole[:start], room[-1], end_ids)
-                self.proposer.copies.append((copy, _agreeing(copy.tokens, whole[start:])))
+                pairs = zip(copy.tokens, whole[start:], strict=False)
+                agreeing = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+                self.proposer.copies.append((copy, agreeing))
         self.text_first = torch.tensor([0, *(len(produced) for _, produced in texts)]).cumsum(0)
         run = torch.tensor([agreeing for _, agreeing in self.proposer.copies])
         self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room), run)
@@ -126,14 +129,6 @@ def replay_prompt_lookup(
             sources[name] += chosen.numpy()
         for histogram, values in ((accepted, length), (drawn, copied), (judged, torch.minimum(copied, produced))):
             histogram[np.flatnonzero(going), values[going]] += 1
-        state = policy.observe(Sent(copied, none), Judged(length), state)
+        state = policy.observe(Sent(copied, none), JudgedLengths(length), state)
         done = done + produced
     return Replayed(counts, accepted, drafted=drawn, judged=judged, sources=sources)
-
-
-def _agreeing(copied: Sequence[int], text: Sequence[int]) -> int:
-    """The number of tokens that agree before the first that does not."""
-    for index, (token, other) in enumerate(zip(copied, text, strict=False)):
-        if token != other:
-            return index
-    return min(len(copied), len(text))

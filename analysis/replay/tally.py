@@ -35,7 +35,6 @@ class Replayed:
     passed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     judged: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-
     sources: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
@@ -67,7 +66,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedLengths:
     """What `observe` may ask of a Verdict."""
 
     length: Tensor

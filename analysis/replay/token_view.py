@@ -57,14 +57,15 @@ def _round(
 
 def _predicted(trace: Trace, geometry: Geometry, start: torch.Tensor, depth: int) -> float | None:
     """P(accept) of the token at a depth by the first recorded head: an acceptance head says it one forward pass later."""
-    for logits in trace.estimates.values():
-        ahead = 1 if logits.dim() == 1 or (logits.dim() == 3 and logits.shape[-1] == 1) else 0  # of acceptance heads
-        index, exists = step_at(trace, geometry, start, depth + ahead)
-        if bool(exists):
-            value = logits_at(trace, logits, index, depth + ahead)[0]
-            return _number(torch.sigmoid((value[0] if value.dim() else value).float()))
+    logits = next(iter(trace.estimates.values()), None)
+    if logits is None:
         return None
-    return None
+    ahead = 1 if logits.dim() == 1 or (logits.dim() == 3 and logits.shape[-1] == 1) else 0  # of acceptance heads
+    index, exists = step_at(trace, geometry, start, depth + ahead)
+    if not bool(exists):
+        return None
+    value = logits_at(trace, logits, index, depth + ahead)[0]
+    return _number(torch.sigmoid((value[0] if value.dim() else value).float()))
 
 
 def _number(value: torch.Tensor) -> float | None:

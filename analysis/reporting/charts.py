@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+import altair as alt
 import pandas as pd
 
 from analysis.figures.method_styles import look, setting_name, short
@@ -28,17 +28,13 @@ Spec = dict[str, Any]
 
 def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     """Discard rate over verification rate, a point per setting; filled: undominated; a click in the legend picks methods."""
-    import altair as alt
-
     data = settings[settings.method != PLAIN].copy()
     parts = data.setting.astype(str).str.partition(" head=")
     data["head"] = parts[2].where(parts[2] != "", "none")
     data["bare"] = parts[0].str.replace(r"^head=.*", "", regex=True)
     data["name"], data["undominated"] = data.method.map(short), data.undominated.astype(bool)
     data["joined"] = False
-    for _, mine in data.groupby(
-        "method", sort=False
-    ):  # a line joins the settings that no other one of the method beats
+    for _, mine in data.groupby("method", sort=False):  # a line joins settings that no other one of the method beats
         data.loc[mine.index, "joined"] = undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))
     data["x"], data["y"] = data.verification_rate, data.discard_rate
     keep = [name for name in ("throughput", "prompts", *COUNTS) if name in data]
@@ -46,15 +42,12 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     picked = [{"name": short(method)} for method in [*highlighted(data), *YARDSTICKS] if method in set(data.method)]
     chosen = alt.selection_point(fields=["name"], bind="legend", value=picked, name="methods")
     tips = [alt.Tooltip("name", title="method"), alt.Tooltip("bare", title="setting"), alt.Tooltip("head")]
-    tips += [
-        alt.Tooltip("x", title="verification rate", format=".4f"),
-        alt.Tooltip("y", title="discard rate", format=".4f"),
-    ]
+    titles = {"x": "verification rate", "y": "discard rate"}
+    tips += [alt.Tooltip(axis, title=text, format=".4f") for axis, text in titles.items()]
     tips += [alt.Tooltip(name, title=name.replace("_", " "), format=",.4~f") for name in keep]
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.18))
-    x = alt.X(
-        "x:Q", title="verification rate (target forward passes per token)", scale=alt.Scale(zero=False, padding=14)
-    )
+    title_x = "verification rate (target forward passes per token)"
+    x = alt.X("x:Q", title=title_x, scale=alt.Scale(zero=False, padding=14))
     y = alt.Y("y:Q", title="discard rate (discarded per token)")
     base = alt.Chart(data).encode(x=x, y=y, color=_colors(data), opacity=opacity)
     lines = base.mark_line(strokeWidth=1).encode(detail=alt.Detail("name:N"), order=alt.Order("x:Q"))
@@ -66,26 +59,19 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
 
 def costs_chart(curves: pd.DataFrame, title: str) -> Spec:
     """Throughput over the cost ratio, a line per method, intervals as bands."""
-    import altair as alt
-
     data = curves.assign(name=curves.method.map(short))
     chosen = alt.selection_point(fields=["name"], bind="legend", name="methods")
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.15))
-    x = alt.X(
-        "cost_ratio:Q",
-        title="cost ratio c (draft forward pass / target forward pass)",
-        scale=alt.Scale(type="log", nice=False),
-    )
+    title_x = "cost ratio c (draft forward pass / target forward pass)"
+    x = alt.X("cost_ratio:Q", title=title_x, scale=alt.Scale(type="log", nice=False))
     y = alt.Y("throughput:Q", title="tokens per target-forward time")
     tips = [
         alt.Tooltip("name", title="method"), alt.Tooltip("setting"), alt.Tooltip("cost_ratio", title="c", format=".3f"),
         alt.Tooltip("throughput", title="tokens per target time", format=".3f"),
     ]  # fmt: skip
     base = alt.Chart(data).encode(x=x, color=_colors(data))
-    layers = [base.mark_line().encode(y=y, opacity=opacity)]
-    layers += [
-        base.mark_point(size=26).encode(y=y, shape=_shapes(data), opacity=opacity, tooltip=tips).add_params(chosen)
-    ]
+    points = base.mark_point(size=26).encode(y=y, shape=_shapes(data), opacity=opacity, tooltip=tips)
+    layers = [base.mark_line().encode(y=y, opacity=opacity), points.add_params(chosen)]
     if "throughput_low" in data:
         ends = {"y": alt.Y("throughput_low:Q", title="tokens per target-forward time"), "y2": "throughput_high:Q"}
         layers.insert(0, base.mark_area(opacity=0.15).encode(**ends))
@@ -94,8 +80,6 @@ def costs_chart(curves: pd.DataFrame, title: str) -> Spec:
 
 def positions_chart(positions: pd.DataFrame, title: str) -> Spec:
     """Acceptance rate by position in the round, a line per setting, numerator and denominator under the pointer."""
-    import altair as alt
-
     data = positions[positions.reached >= 10].copy()
     data["name"] = [setting_name(*key) for key in zip(data.method, data.setting, strict=True)]
     tips = [
@@ -113,30 +97,20 @@ def positions_chart(positions: pd.DataFrame, title: str) -> Spec:
         base.mark_point(size=40).encode(y=y, shape=_shapes(data), tooltip=tips),
     ]
     if "rate_low" in data:
-        layers.insert(
-            0,
-            base.mark_area(opacity=0.15, clip=True).encode(
-                y=alt.Y("rate_low:Q", scale=span, title=axis_title), y2="rate_high:Q", detail="name:N"
-            ),
-        )
+        ends = {"y": alt.Y("rate_low:Q", scale=span, title=axis_title), "y2": "rate_high:Q"}
+        layers.insert(0, base.mark_area(opacity=0.15, clip=True).encode(**ends, detail="name:N"))
     return _spec(alt.layer(*layers), title)
 
 
 def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
     """Share accepted over mean prediction; the size of a point is the number of positions in its bin."""
-    import altair as alt
-
-    data = bins[bins["count"] > 0].rename(
-        columns={"mean_prob": "predicted", "mean_label": "accepted", "count": "positions"}
-    )
+    columns = {"mean_prob": "predicted", "mean_label": "accepted", "count": "positions"}
+    data = bins[bins["count"] > 0].rename(columns=columns)
     names = list(dict.fromkeys(map(str, data.scores)))
     looks = [look(method) for method in ("speculative", "specdec_pp", "rate", "confidence")]
     span = alt.Scale(domain=[0, 1])
-    colors = alt.Color(
-        "scores:N",
-        scale=alt.Scale(domain=names, range=[looks[i % 4].color for i in range(len(names))]),
-        legend=_legend(),
-    )
+    scale = alt.Scale(domain=names, range=[looks[i % 4].color for i in range(len(names))])
+    colors = alt.Color("scores:N", scale=scale, legend=_legend())
     base = alt.Chart(data[["scores", "predicted", "accepted", "positions"]]).encode(
         x=alt.X("predicted:Q", title="predicted P(accepted)", scale=span),
         y=alt.Y("accepted:Q", title="share accepted", scale=span),
@@ -144,64 +118,32 @@ def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
     )
     tips = [alt.Tooltip(name, format=".4~f") for name in ("predicted", "accepted", "positions")]
     points = base.mark_circle(opacity=0.9).encode(size=alt.Size("positions:Q", legend=None), tooltip=["scores", *tips])
-    diagonal = (
-        alt.Chart(pd.DataFrame({"x": [0, 1], "y": [0, 1]}))
-        .mark_line(strokeDash=[4, 4], color="#6E6E6E")
-        .encode(x="x:Q", y="y:Q")
-    )
+    corners = alt.Chart(pd.DataFrame({"x": [0, 1], "y": [0, 1]}))
+    diagonal = corners.mark_line(strokeDash=[4, 4], color="#6E6E6E").encode(x="x:Q", y="y:Q")
     return _spec(alt.layer(diagonal, base.mark_line(strokeWidth=1), points), title)
 
 
-def _names(data: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """The names of lines, and the method of each."""
-    named = dict(zip(data.name, data.method, strict=True))
-    return list(named), list(named.values())
-
-
 def _colors(data: pd.DataFrame) -> Any:
-    import altair as alt
-
-    names, methods = _names(data)
-    return alt.Color(
-        "name:N", scale=alt.Scale(domain=names, range=[look(method).color for method in methods]), legend=_legend()
-    )
+    """Colours of lines by their names, as their methods have them."""
+    named = dict(zip(data.name, data.method, strict=True))
+    scale = alt.Scale(domain=list(named), range=[look(method).color for method in named.values()])
+    return alt.Color("name:N", scale=scale, legend=_legend())
 
 
 def _shapes(data: pd.DataFrame) -> Any:
-    import altair as alt
-
-    names, methods = _names(data)
-    return alt.Shape(
-        "name:N",
-        scale=alt.Scale(domain=names, range=[SHAPES[look(method).marker] for method in methods]),
-        legend=_legend(),
-    )
+    named = dict(zip(data.name, data.method, strict=True))
+    scale = alt.Scale(domain=list(named), range=[SHAPES[look(method).marker] for method in named.values()])
+    return alt.Shape("name:N", scale=scale, legend=_legend())
 
 
 def _legend() -> Any:
-    import altair as alt
-
     return alt.Legend(title=None, orient="bottom", columns=2, labelLimit=260, symbolOpacity=1)
 
 
 def _spec(chart: Any, title: str) -> Spec:
     """The chart as plain JSON, as wide as its space on the page; a screen reader reads the title."""
-    import altair as alt
-
     with alt.data_transformers.enable("default", consolidate_datasets=False, max_rows=None):
         spec: Spec = chart.properties(width="container", height=HEIGHT, description=title).to_dict()
     spec.pop("config", None)  # the page's colours, light or dark
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     return spec
-
-
-def few_settings(
-    positions: pd.DataFrame, summary: pd.DataFrame | None, most: Sequence[str] | None = None
-) -> pd.DataFrame:
-    """The positions of each method's best setting, few methods; all of them where no summary says which is best."""
-    if summary is None or "throughput" not in summary:
-        return positions
-    best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
-    best = best[best.method.isin(highlighted(best) if most is None else most)]
-    keys = set(zip(best.method, best.setting, strict=True))
-    return positions[[key in keys for key in zip(positions.method, positions.setting, strict=True)]]

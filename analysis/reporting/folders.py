@@ -19,13 +19,8 @@ from toolkit.errors import InputError
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import MANIFEST, read_manifest
 
-TECHNICAL = (
-    "_target_",
-    "cuda_graphs",
-    "self_check",
-    "cpu_packing",
-    "weight_check",
-)  # change no token; two are of older folders
+# Change no token; two are of older folders.
+TECHNICAL = ("_target_", "cuda_graphs", "self_check", "cpu_packing", "weight_check")
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sampling settings that change nothing
 
 
@@ -58,7 +53,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Group:
+class FolderGroup:
     """Folders of one pair and one sampling."""
 
     pair: dict[str, Any]
@@ -73,15 +68,9 @@ class Group:
         drafts = self.pair.get("draft") or self.pair.get("drafts")
         names = [self.called(str(draft)) for draft in (drafts if isinstance(drafts, list) else [drafts])]
         models = f"{self.called(str(self.pair.get('target')))} with {' and '.join(names)}"
-        more = {
-            **{k: v for k, v in self.pair.items() if k not in ("target", "draft", "drafts")},
-            **(self.sampling or {}),
-        }
-        settings = " ".join(
-            f"{name}={value}"
-            for name, value in more.items()
-            if value not in (None, [], {}, "") and OFF.get(name) != value
-        )
+        others = {name: value for name, value in self.pair.items() if name not in ("target", "draft", "drafts")}
+        facts = {name: value for name, value in {**others, **(self.sampling or {})}.items() if OFF.get(name) != value}
+        settings = " ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, [], {}, ""))
         return f"{models}, {settings}" if settings else models
 
     def called(self, content: str) -> str:
@@ -97,14 +86,14 @@ def read_folder(path: Path) -> Folder:
     return Folder(path, read_manifest(path))
 
 
-def grouped(folders: Sequence[Folder]) -> list[Group]:
+def grouped(folders: Sequence[Folder]) -> list[FolderGroup]:
     """Groups in the order of the folders. A folder that records no sampling joins the first group of its pair."""
-    groups: list[Group] = []
+    groups: list[FolderGroup] = []
     origins = [(folder, *_made_with(folder.manifest, 0)) for folder in folders]
     for folder, pair, sampling in sorted(origins, key=lambda entry: entry[2] is None):
         home = next((g for g in groups if g.pair == pair and (sampling is None or g.sampling == sampling)), None)
         if home is None:
-            groups.append(home := Group(pair, sampling))
+            groups.append(home := FolderGroup(pair, sampling))
         home.folders.append(folder)
     order = {folder.path: number for number, folder in enumerate(folders)}
     for group in groups:

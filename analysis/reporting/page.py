@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import vl_convert
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from analysis.reporting.charts import DARK
-from analysis.reporting.folders import Group
+from analysis.reporting.folders import Folder
 from analysis.reporting.panels import Panel
 from analysis.tables.files import as_markdown_text
 
@@ -21,8 +24,6 @@ TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
 def render(template: str, facts: dict[str, Any]) -> str:
     """A template with these facts. What is not the template's own is escaped, and its control characters are shown as signs."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=template.endswith(".html.j2"),
@@ -39,8 +40,6 @@ def scripts(specs: dict[str, Any]) -> dict[str, str]:
 
     The data are JSON in a script element of their own; "<" is written as an escape there, so that no text can end it.
     """
-    import vl_convert
-
     charts = json.dumps({"specs": specs, "dark": DARK}, ensure_ascii=False, allow_nan=False, default=str)
     library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") if specs else ""
     return {
@@ -51,9 +50,7 @@ def scripts(specs: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def report_spec(
-    title: str, origin: dict[str, Any], parts: Sequence[tuple[Group, str, Sequence[Panel]]]
-) -> dict[str, Any]:
+def report_spec(title: str, origin: dict[str, Any], parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Plain containers. A panel names its folders, the keys under which their W&B runs log the same, or why it is missing."""
     return {
         "version": VERSION,
@@ -61,32 +58,28 @@ def report_spec(
         "made": {name: origin[name] for name in ("time", "revision")},
         "groups": [
             {
-                "title": group.title,
-                "pair": group.pair,
-                "sampling": group.sampling,
-                "headline": headline,
-                "folders": [
-                    {
-                        "stage": folder.stage,
-                        "path": str(folder.path),
-                        "status": folder.manifest.get("status"),
-                        "run": folder.run_id,
-                    }
-                    for folder in group.folders
-                ],
-                "panels": [
-                    {
-                        "name": panel.name,
-                        "title": panel.title,
-                        "missing": panel.missing or None,
-                        "folders": [str(folder.path) for folder in panel.folders],
-                        "runs": [folder.run_id for folder in panel.folders if folder.run_id],
-                        "logged": list(panel.logged),
-                        "table": None if panel.table is None else panel.table.markdown,
-                    }
-                    for panel in panels
-                ],
+                **{name: getattr(part["group"], name) for name in ("title", "pair", "sampling")},
+                "headline": part["headline"],
+                "folders": [_folder_spec(folder) for folder in part["group"].folders],
+                "panels": [_panel_spec(panel) for panel in part["panels"]],
             }
-            for group, headline, panels in parts
+            for part in parts
         ],
+    }
+
+
+def _folder_spec(folder: Folder) -> dict[str, Any]:
+    facts = {"stage": folder.stage, "path": str(folder.path), "status": folder.manifest.get("status")}
+    return {**facts, "run": folder.run_id}
+
+
+def _panel_spec(panel: Panel) -> dict[str, Any]:
+    return {
+        "name": panel.name,
+        "title": panel.title,
+        "missing": panel.missing or None,
+        "folders": [str(folder.path) for folder in panel.folders],
+        "runs": [folder.run_id for folder in panel.folders if folder.run_id],
+        "logged": list(panel.logged),
+        "table": None if panel.table is None else panel.table.markdown,
     }

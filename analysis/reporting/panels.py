@@ -1,4 +1,4 @@
-"""The panels of a group of folders: the result, read from saved tables. What is not there is shown as missing."""
+"""The panels of a group of folders, and its result in one sentence, read from saved tables. What is not there is missing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.figures.method_styles import label, setting_name
+from analysis.figures.pareto import few_settings
 from analysis.reporting import charts
 from analysis.reporting.folders import Folder
 from analysis.reporting.tables import TableView, frame_view
+from analysis.tables.grid import PLAIN, YARDSTICKS
 
 
 @dataclass(frozen=True)
@@ -49,46 +52,30 @@ def _frontier(folders: Sequence[Folder]) -> Panel:
     held = list(_held(folders, ("frontier",), "settings", needs)) or list(_held(folders, ("sweep",), "summary", needs))
     drawn = [*_by_dataset(held, charts.frontier_chart)]
     logged = [f"frontier/pareto-{name}" if folder.stage == "frontier" else "sweep/pareto" for folder, name, _ in drawn]
-    return _panel(
-        "frontier", "Frontier: discard rate against verification rate", "a frontier or a sweep", drawn, logged
-    )
+    title = "Frontier: discard rate against verification rate"
+    return _panel("frontier", title, "a frontier or a sweep", drawn, logged)
 
 
 def _costs(folders: Sequence[Folder]) -> Panel:
-    drawn = [
-        *_by_dataset(_held(folders, ("frontier",), "costs", ("method", "cost_ratio", "throughput")), charts.costs_chart)
-    ]
-    return _panel(
-        "costs",
-        "Throughput over the cost ratio",
-        "a frontier",
-        drawn,
-        [f"frontier/costs-{name}" for _, name, _ in drawn],
-    )
+    held = _held(folders, ("frontier",), "costs", ("method", "cost_ratio", "throughput"))
+    drawn = [*_by_dataset(held, charts.costs_chart)]
+    logged = [f"frontier/costs-{name}" for _, name, _ in drawn]
+    return _panel("costs", "Throughput over the cost ratio", "a frontier", drawn, logged)
 
 
 def _positions(folders: Sequence[Folder]) -> Panel:
-    held = [
-        (folder, charts.few_settings(table, folder.table("summary")))
-        for folder, table in _held(folders, ("sweep",), "positions", ("position", "reached", "accepted", "rate"))
-    ]
-    drawn = [*_by_dataset([(f, t) for f, t in held if (t.reached >= 10).any()], charts.positions_chart)]
-    return _panel(
-        "positions",
-        "Acceptance by position in the round",
-        "a sweep with chains",
-        drawn,
-        ["sweep/positions"] * len(drawn),
-    )
+    held = _held(folders, ("sweep",), "positions", ("position", "reached", "accepted", "rate"))
+    few = [(folder, few_settings(table, folder.table("summary"))) for folder, table in held]
+    drawn = [*_by_dataset([(f, t) for f, t in few if (t.reached >= 10).any()], charts.positions_chart)]
+    title, logged = "Acceptance by position in the round", ["sweep/positions"] * len(drawn)
+    return _panel("positions", title, "a sweep with chains", drawn, logged)
 
 
 def _calibration(folders: Sequence[Folder]) -> Panel:
     needs = ("scores", "count", "mean_prob", "mean_label")
     held = _held(folders, ("train", "calibration"), "reliability", needs)
-    drawn = [
-        (folder, folder.path.name, charts.reliability_chart(table, f"reliability of {folder.path.name}"))
-        for folder, table in held
-    ]
+    chart = charts.reliability_chart
+    drawn = [(folder, folder.path.name, chart(table, f"reliability of {folder.path.name}")) for folder, table in held]
     return _panel("calibration", "Calibration of heads", "a trained head", drawn, ["val/reliability"] * len(drawn))
 
 
@@ -115,10 +102,50 @@ def _panel(
     if not drawn:
         return Panel(name, title, f"Missing: none of the folders is {needed} with such a table.")
     folders = list({folder.path: folder for folder, _, _ in drawn}.values())
-    return Panel(
-        name,
-        title,
-        charts=[(spec["description"], spec) for _, _, spec in drawn],
-        folders=folders,
-        logged=list(dict.fromkeys(logged)),
-    )
+    charted = [(spec["description"], spec) for _, _, spec in drawn]
+    return Panel(name, title, charts=charted, folders=folders, logged=list(dict.fromkeys(logged)))
+
+
+def headline(folders: Sequence[Folder]) -> str:
+    """The result of a group's frontier, else of its comparison, else that there is none."""
+    for stage, name, say in (("frontier", "frontier", _of_frontier), ("compare", "comparison", _of_comparison)):
+        for folder in folders:
+            table = folder.table(name) if folder.stage == stage else None
+            if table is not None and len(table) and (sentence := say(table)):
+                return sentence
+    return "No frontier and no comparison among these folders: there is no result to put into one sentence."
+
+
+def _of_frontier(table: pd.DataFrame) -> str:
+    """ "At c = 0.2, rate gains 6.1 % [5.2 %, 7.0 %] over the best fixed K on math (...) ..."."""
+    parts, first = [], table.iloc[0]
+    for dataset, lines in table.groupby("dataset", sort=False):
+        own = lines[~lines.method.isin((*YARDSTICKS, PLAIN, first.baseline))]
+        if own.empty:
+            continue
+        best = own.loc[own.throughput.idxmax()]
+        result = f"{setting_name(best.method, best.setting)} {_percent(best, 'gain', '+.1%')} on {dataset}"
+        bound = next((n for n in ("upper_bound_share", "share") if n in lines and pd.notna(best[n])), None)
+        if bound is not None:
+            result += f" ({best[bound]:.0%} of the way to the {'upper bound' if bound != 'share' else 'oracle'})"
+        parts.append(result + (", within its interval of none" if best.gain_low <= 0 <= best.gain_high else ""))
+    if not parts:
+        return ""
+    over = f"over the best {label(first.baseline)} at c = {first.cost_ratio:g}"
+    return f"Gain in tokens per target time {over}: {'; '.join(parts)}."
+
+
+def _of_comparison(table: pd.DataFrame) -> str:
+    if "speedup" not in table or not table.speedup.notna().any():
+        return ""
+    best = table.loc[table.speedup.idxmax()]
+    speed = f"{_percent(best, 'speedup', '.2f')} times the baseline's speed"
+    return f"Fastest of {len(table)} settings: {setting_name(best.method, best.setting)}, {speed}."
+
+
+def _percent(row: Any, name: str, form: str) -> str:
+    """The figure with its interval, if it has one."""
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    if low is None or pd.isna(low):
+        return format(row[name], form)
+    return f"{row[name]:{form}} [{low:{form}}, {high:{form}}]"

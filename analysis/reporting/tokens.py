@@ -33,7 +33,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Text:
+class ShownText:
     """One text, round after round."""
 
     id: str
@@ -47,7 +47,7 @@ class TokenView:
 
     title: str
     note: str
-    texts: Sequence[Text]
+    texts: Sequence[ShownText]
 
 
 def token_views(folders: Sequence[Folder]) -> list[TokenView]:
@@ -64,18 +64,13 @@ def _of_sweep(folder: Folder) -> Iterator[TokenView]:
         return
     for view in views:
         texts = [
-            Text(text["id"], text["prompt"], [_recorded_round(record) for record in text["rounds"]])
+            ShownText(text["id"], text["prompt"], [_recorded_round(record) for record in text["rounds"]])
             for text in view["texts"][:MOST_TEXTS]
         ]
-        predicted = any(
-            token["predicted"] is not None
-            for text in view["texts"]
-            for record in text["rounds"]
-            for token in record["drafted"]
-        )
-        note = "Replayed on recorded texts of the target." + (
-            "" if predicted else " No head was recorded: predictions are missing."
-        )
+        drafted = [token for text in view["texts"] for record in text["rounds"] for token in record["drafted"]]
+        predicted = any(token["predicted"] is not None for token in drafted)
+        missing = "" if predicted else " No head was recorded: predictions are missing."
+        note = f"Replayed on recorded texts of the target.{missing}"
         yield TokenView(f"{folder.path.name}: {setting_name(view['method'], view['setting'])}", note, texts)
 
 
@@ -88,19 +83,18 @@ def _recorded_round(record: Mapping[str, Any]) -> list[Token]:
 
 def _of_decoded(folder: Folder) -> Iterator[TokenView]:
     """Decoded texts: rounds know how many tokens were rejected, not which ones, and nothing of predictions."""
-    lines = [line for line in generations(folder) if line.get("pieces") and _is_chain(line)][:MOST_TEXTS]
+    lines = []
+    for line in generations(folder):  # of one chain, whose tokens follow each other in the text
+        rounds, pieces = line.get("rounds", []), line.get("pieces")
+        whole = pieces and sum(r["num_produced"] for r in rounds) == len(pieces)
+        lines += [line] if whole and not any(r.get("widths") for r in rounds) else []
+    lines = lines[:MOST_TEXTS]
     if not lines:
         return
-    texts = [Text(str(line["id"]), str(line.get("prompt", "")), list(_decoded_rounds(line))) for line in lines]
+    texts = [ShownText(str(line["id"]), str(line.get("prompt", "")), list(_decoded_rounds(line))) for line in lines]
     method = str((folder.manifest.get("config") or {}).get("method", {}).get("name") or folder.stage)
     note = "Decoded. Rejected tokens are counted, their texts were not recorded; predictions are missing."
     yield TokenView(f"{folder.path.name}: {setting_name(method, '')}", note, texts)
-
-
-def _is_chain(line: Mapping[str, Any]) -> bool:
-    """Whether the rounds are those of one chain, whose tokens follow each other in the text."""
-    rounds = line.get("rounds", [])
-    return not any(r.get("widths") for r in rounds) and sum(r["num_produced"] for r in rounds) == len(line["pieces"])
 
 
 def _decoded_rounds(line: Mapping[str, Any]) -> Iterator[list[Token]]:

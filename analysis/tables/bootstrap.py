@@ -22,6 +22,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betaincinv, ndtri, stdtrit
 
 from toolkit.errors import InputError
 
@@ -54,8 +55,6 @@ class Bootstrap:
         figure  from totals [..., k] to figures [..., m]; undefined ones are not finite
         Prompts without any count (never reached, not scored) are no observations.
         """
-        from scipy.special import stdtrit
-
         with np.errstate(invalid="ignore", divide="ignore"):
             estimates = np.asarray(figure(values.sum(0)), dtype=float)
             values = values[values.any(axis=1)]
@@ -89,8 +88,6 @@ class Bootstrap:
 
     def _of_probability(self, estimates: Array, error: Array, size: int) -> tuple[Array, Array]:
         """Korn and Graubard's ends: Clopper and Pearson's of as many trials as have this error; `size` where it is 0."""
-        from scipy.special import betaincinv, ndtri, stdtrit
-
         level = (1 + self.confidence) / 2
         estimates = np.clip(estimates, 0, 1)
         trials = np.where(error > 0, estimates * (1 - estimates) / error**2, np.where(error == 0, size, np.nan))

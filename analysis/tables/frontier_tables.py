@@ -58,7 +58,13 @@ def compare(
         test = pd.concat([test, best_per_prompt(test, baseline, cost.ratio)], ignore_index=True)
         choice = {**choice, PER_PROMPT: ""}
     choice = dict(sorted(choice.items(), key=lambda entry: _place(entry[0])))
-    figures = standing(_aligned_counts(test, choice), list(choice), baseline, cost.ratio, bootstrap, cost.node)
+    prompts = list(dict.fromkeys(test.prompt))  # the same prompt in each line of [prompts, methods, counts]
+    blocks = [
+        test[(test.method == method) & (test.setting == setting)].set_index("prompt").loc[prompts, list(COUNTS)]
+        for method, setting in choice.items()
+    ]
+    counts = np.stack([block.to_numpy(dtype=float) for block in blocks], axis=1)
+    figures = standing(counts, list(choice), baseline, cost.ratio, bootstrap, cost.node)
     table = _chosen(totals(test), choice)
     table = table.assign(baseline=baseline, cost_ratio=cost.ratio, **vars(bootstrap))
     table = table.join(figures.drop(columns="method"))
@@ -123,16 +129,6 @@ def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
     lines = lines.iloc[np.lexsort((lines.method.map(_place), lines.dataset.map(list(lines.dataset).index)))]
     wide = wide.loc[pd.MultiIndex.from_frame(lines)]
     return wide.rename(columns="c={:g}".format).rename_axis(columns=None).reset_index()
-
-
-def _aligned_counts(rows: pd.DataFrame, choice: Choice) -> Array:
-    """Counts [prompts, methods, counts] of the chosen settings, the same prompt in each line."""
-    prompts = list(dict.fromkeys(rows.prompt))
-    blocks = [
-        rows[(rows.method == method) & (rows.setting == setting)].set_index("prompt").loc[prompts, list(COUNTS)]
-        for method, setting in choice.items()
-    ]
-    return np.stack([block.to_numpy(dtype=float) for block in blocks], axis=1)
 
 
 def _place(method: str) -> int:

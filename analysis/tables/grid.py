@@ -103,10 +103,16 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int |
     if with_plain or (yardsticks and Setting(PLAIN) not in settings):
         settings.insert(0, Setting(PLAIN))
     for setting in yardsticks:
-        _check_yardstick(setting)
-    return list(
-        {setting.name: setting for setting in (*settings, *yardsticks)}.values()
-    )  # a value given twice counts once
+        for name in setting.parameters:
+            if name not in PARAMETERS[setting.method]:
+                raise unknown_name(f"{setting.method} parameter", name, PARAMETERS[setting.method])
+        price = setting.parameters.get("price")
+        if setting.method == UPPER_BOUND and not (isinstance(price, int | float) and price > 0):
+            raise InputError(
+                f"grid.{UPPER_BOUND}.price: expected numbers above 0 (a draft forward pass in tokens, lambda c), got {price}"
+            )
+    by_name = {setting.name: setting for setting in (*settings, *yardsticks)}  # a value given twice counts once
+    return list(by_name.values())
 
 
 def default_bound() -> int:
@@ -134,18 +140,6 @@ def bounded(setting: Setting, max_drafted: int) -> Setting:
             f"{max_drafted}; raise it, or leave the setting out of the grid"
         )
     return replace(setting, max_drafted=max_drafted)
-
-
-def _check_yardstick(setting: Setting) -> None:
-    """Raises InputError for parameters that it does not have, or lacks."""
-    for name in setting.parameters:
-        if name not in PARAMETERS[setting.method]:
-            raise unknown_name(f"{setting.method} parameter", name, PARAMETERS[setting.method])
-    price = setting.parameters.get("price")
-    if setting.method == UPPER_BOUND and not (isinstance(price, int | float) and price > 0):
-        raise InputError(
-            f"grid.{UPPER_BOUND}.price: expected numbers above 0 (a draft forward pass in tokens, lambda c), got {price}"
-        )
 
 
 def _expanded(method: str, settings: Any) -> list[Setting]:

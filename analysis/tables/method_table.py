@@ -57,7 +57,15 @@ def group_rows(
     unscored: Unscored = {}
     for setting in settings:
         measured = [part["settings"][setting.name] for part in parts]
-        generations = [[generation_of(record) for record in measurement["generations"]] for measurement in measured]
+        generations = [
+            [
+                Generation(
+                    **{**record, "rounds": [Round(**{**r, "widths": tuple(r["widths"])}) for r in record["rounds"]]}
+                )
+                for record in measurement["generations"]
+            ]
+            for measurement in measured
+        ]
         prompts = [bench.prompts[i] for group in groups for i in group]
         flat = [generation for group in generations for generation in group]
         scores = {name: metric.measure(prompts, flat, bench.pair) for name, metric in metrics.items()}
@@ -66,13 +74,8 @@ def group_rows(
             if reasons := Counter(score.reason for score in metric_scores if score.counts is None):
                 unscored.setdefault(name, {})[setting.name] = dict(reasons.most_common())
         for number, (measurement, texts) in enumerate(zip(measured, generations, strict=True)):
-            row: dict[str, Any] = {
-                "method": setting.method,
-                "setting": setting.label,
-                "name": setting.name,
-                "group": number,
-                "group_size": bench.batch_size,
-            }
+            row: dict[str, Any] = {"method": setting.method, "setting": setting.label, "name": setting.name}
+            row |= {"group": number, "group_size": bench.batch_size}
             row |= {"prompts": len(texts), "failed": sum(text.error is not None for text in texts)}
             counts = [{name: getattr(text.counts, name) for name in COUNTS} for text in texts]
             for prompt, text, line in zip(groups[number], texts, counts, strict=True):
@@ -97,19 +100,10 @@ def unscored_note(unscored: Unscored) -> str:
     """A sentence per metric on the texts without a score; empty if every text got its scores."""
     lines = []
     for name, settings in unscored.items():
-        of = [
-            f"{setting} {count} ({reason})"
-            for setting, reasons in settings.items()
-            for reason, count in reasons.items()
-        ]
-        lines.append(f"{name}: texts without a score, left out of it: {'; '.join(of)}.")
+        counted_reasons = [(setting, *entry) for setting, reasons in settings.items() for entry in reasons.items()]
+        each = "; ".join(f"{setting} {count} ({reason})" for setting, reason, count in counted_reasons)
+        lines.append(f"{name}: texts without a score, left out of it: {each}.")
     return " ".join(lines)
-
-
-def generation_of(record: Mapping[str, Any]) -> Generation:
-    """A generation as it was before it was written."""
-    rounds = [Round(**{**r, "widths": tuple(r["widths"])}) for r in record["rounds"]]
-    return Generation(**{**record, "rounds": rounds})
 
 
 def table_of(
@@ -150,12 +144,6 @@ def groups_to_choose_on(count: int, share: float, seed: int) -> list[int]:
     if share and not 0 < size < count:
         raise InputError(f"dev_share: {share:g} of {count} groups leaves none on one side; expected more groups, or 0")
     return sorted(np.random.default_rng(seed).permutation(count)[:size].tolist())
-
-
-def speed_of(rows: pd.DataFrame, settings: Sequence[Setting]) -> list[float]:
-    """Tokens per second of every setting."""
-    sums = rows.groupby("name", sort=False)[["num_generated", "seconds"]].sum()
-    return [float(sums.num_generated[setting.name] / sums.seconds[setting.name]) for setting in settings]
 
 
 def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFrame:
@@ -258,9 +246,3 @@ def as_markdown(title: str, results: pd.DataFrame, figures: Sequence[Path], ener
     lines = [f"# Comparison: {title}", "", markdown(results), "", notes, ""]
     lines += [f"![{figure.stem}](figures/{figure.name})" for figure in figures]
     return "\n".join(lines) + "\n"
-
-
-def check_baseline(settings: Sequence[Setting], baseline: str) -> None:
-    """Raises InputError unless a setting of the grid has this name."""
-    if baseline not in [setting.name for setting in settings]:
-        raise InputError(f"baseline: expected one of {'; '.join(c.name for c in settings)}, got {baseline!r}")

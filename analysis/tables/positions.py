@@ -24,7 +24,7 @@ def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None)
     """
     lines = []
     for labels, lengths in _chains(rows):
-        accepted, _, judged = (_at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
+        accepted, _, judged = (at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
         width = int(np.flatnonzero(judged.sum(0)).max(initial=-1)) + 1
         for k in range(width):
             counts = np.stack([accepted[:, k], judged[:, k]], 1)
@@ -81,6 +81,6 @@ def _chains(rows: pd.DataFrame) -> Iterator[tuple[dict[str, str], list[Array]]]:
             yield dict(zip(SETTING, map(str, key), strict=True)), lengths
 
 
-def _at_least(histogram: Array) -> Array:
-    """Numbers of rounds with at least n tokens, from those with n: [prompts, longest + 1]."""
-    return histogram[:, ::-1].cumsum(1)[:, ::-1]
+def at_least(histogram: Array) -> Array:
+    """Numbers of rounds with at least n tokens, from those with n: [..., longest + 1]."""
+    return np.flip(np.flip(histogram, -1).cumsum(-1), -1)

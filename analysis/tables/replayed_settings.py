@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
 from analysis.replay.policies import replay, replay_starts
 from analysis.replay.prompt_lookup import Copies, Text, replay_prompt_lookup
@@ -81,25 +82,20 @@ class Recording:
         """The setting's rows: what its method would have counted on each response."""
         trace = self.trace_for(setting)  # recorded before the clock starts
         started = perf_counter()
-        replayed = self._copied(setting) if trace is None else self._replay(trace, setting)
+        replayed = self._replay(trace, setting)
         seconds = perf_counter() - started
         index_of = {number: i for i, number in enumerate(self.usable)}
         rows = []
         for number, response in enumerate(self.responses.itertuples()):
             at = index_of.get(number)
-            rows.append({
-                **self.bench.about(number, True),
+            counts: dict[str, Any] = {
                 **{name: 0 if at is None else int(replayed.counts[name][at]) for name in Counts.__dataclass_fields__},
                 "accepted_lengths": _histogram(replayed.accepted, at),
                 "drafted_lengths": _histogram(replayed.drafted, at),
                 "reached_lengths": _histogram(replayed.judged, at),
                 **{name: 0 if at is None else int(values[at]) for name, values in replayed.sources.items()},
-                "finish_reason": response.finish_reason,
-                "error": response.error,
-                "setting_seconds": seconds,
-                "prompt_ids": [],
-                "token_ids": [],
-            })  # fmt: skip
+            }
+            rows.append(self.bench.row(number, True, counts, response, seconds))
         return checked(rows)
 
     def tokens(self, setting: Setting, count: int) -> dict[str, Any] | None:
@@ -108,7 +104,7 @@ class Recording:
         if trace is None or self.bench.methods[setting.name].proposer.shows_matches:
             return None
         tokenizer = self.bench.pair.tokenizer
-        policy = with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
+        policy = self.policy_for(setting)
         chosen = list(range(min(count, trace.num_texts)))
         texts = []
         for number, rounds in zip(chosen, token_rounds(trace, policy, chosen, tokenizer), strict=True):
@@ -134,37 +130,34 @@ class Recording:
         """The setting's policy, bound, its heads replaced by what they said when the trace was recorded."""
         return with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
 
-    def _copied(self, setting: Setting) -> Replayed:
-        bench = self.bench
-        method = bench.methods[setting.name].bind(bench.pair)
-        return replay_prompt_lookup(method, self._texts(), bench.sampling.max_new_tokens, self._ends())
-
-    def _texts(self) -> list[Text]:
-        rows = [self.responses.iloc[number] for number in self.usable]
+    def texts(self, numbers: Sequence[int]) -> list[Text]:
+        """Prompt and response of some rows."""
+        rows = [self.responses.iloc[number] for number in numbers]
         return [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
 
-    def _ends(self) -> Sequence[int]:
-        return self.bench.pair.ends(self.bench.sampling)
-
-    def _replay(self, trace: Trace, setting: Setting) -> Replayed:
+    def _replay(self, trace: Trace | None, setting: Setting) -> Replayed:
+        most, ends = self.bench.sampling.max_new_tokens, self.bench.pair.ends(self.bench.sampling)
+        if trace is None:
+            method = self.bench.methods[setting.name].bind(self.bench.pair)
+            return replay_prompt_lookup(method, self.texts(self.usable), most, ends)
         if setting.method == UPPER_BOUND:
             price, min_drafted = setting.parameters["price"], setting.parameters.get("min_drafted")
             return at_price(trace, float(price), int(min_drafted or 0))
         policy, proposer = self.policy_for(setting), self.bench.methods[setting.name].proposer
         if isinstance(proposer, BestSourceProposer):
             limit = self.bench.methods[setting.name].bind(self.bench.pair).limit
-            most = self.bench.sampling.max_new_tokens
-            return replay(trace, policy, Copies(proposer.copies, self._texts(), limit, most, self._ends()))
+            return replay(trace, policy, Copies(proposer.copies, self.texts(self.usable), limit, most, ends))
         return replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
 
     def _trace(self, draft_temperature: float | None) -> Trace:
         """One `Shard` per SHARD texts: those that an interrupted sweep has recorded are kept."""
-        from tqdm.auto import tqdm
-
         if draft_temperature not in self.traces:
             bound = [UPPER_BOUND] if self.upper_bound else []
             identity = [self.key, self.max_drafted, draft_temperature, *bound, {"shard": SHARD}]
-            key, recorder = content_hash(identity, length=16), self._recorder(draft_temperature)
+            key = content_hash(identity, length=16)
+            scorers = recorded_scorers(self.bench.pair, {name: folder for folder, name in self.heads.items()})
+            options = self.max_drafted, scorers, self.hidden, self.upper_bound, draft_temperature
+            recorder = recorder_of(self.bench.pair, self.bench.sampling, *options)
             heads = {digest: recorded_scorers(self.bench.pair, {digest: at}) for at, digest in self.heads.items()}
             shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
             parts, device = list[Trace](), self.bench.pair.device
@@ -181,19 +174,10 @@ class Recording:
             self.traces[draft_temperature] = join(parts)
         return self.traces[draft_temperature]
 
-    def _recorder(self, draft_temperature: float | None) -> Recorder:
-        heads = recorded_scorers(self.bench.pair, {name: folder for folder, name in self.heads.items()})
-        sampling = self.bench.sampling
-        return recorder_of(
-            self.bench.pair, sampling, self.max_drafted, heads, self.hidden, self.upper_bound, draft_temperature
-        )
-
     def _record(self, recorder: Recorder, texts: Sequence[int], announced: str | None, bar: Any) -> Trace:
         if announced is not None:
             bar.write(announced, file=sys.stderr)
-        rows = [self.responses.iloc[number] for number in texts]
-        pairs = [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
-        return recorder.record_all(pairs, texts, on_batch=bar.update)
+        return recorder.record_all(self.texts(texts), texts, on_batch=bar.update)
 
 
 def _histogram(counts: NDArray[np.int64], at: int | None) -> list[int]:

@@ -20,15 +20,15 @@ num_drafted + num_target_calls = num_generated + num_discarded.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from analysis.tables.files import read_table, save_table
+from analysis.tables.bootstrap import Array
+from analysis.tables.files import read_table
 from analysis.tables.grid import YARDSTICKS
 from toolkit import metrics
 from toolkit.config import commands, plain
@@ -36,7 +36,6 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.types import Counts, Round
 
-Array = NDArray[np.float64]
 NAME = "rows"
 DEFAULT_BOUND = 20  # `max_drafted` of a method that names none
 PARAMETER = re.compile(r"(\S+?)=(\S+)")  # in a setting's label: "h=0.3 head=depth=2,w_rej=6@1a2b3c"
@@ -66,15 +65,6 @@ def round_lengths(rounds: Sequence[Round], chains: bool) -> dict[str, list[int]]
     return {name: [values.count(n) for n in range(max(values, default=-1) + 1)] for name, values in lengths.items()}
 
 
-def check_identity(rows: pd.DataFrame) -> None:
-    """Raises AssertionError if a row's counts contradict each other."""
-    gap = rows.num_drafted + rows.num_target_calls - rows.num_generated - rows.num_discarded
-    wrong = rows[gap.abs() > 1e-6]
-    assert wrong.empty, (
-        f"counts of {len(wrong)} rows contradict each other, first {wrong.iloc[0][list(COUNTS)].to_dict()}"
-    )
-
-
 def join_settings(settings: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The rows of all settings in one table with the columns in order."""
     rows = pd.concat(settings, ignore_index=True)
@@ -90,11 +80,6 @@ def one_kind(parameters: pd.DataFrame) -> pd.DataFrame:
         if not pd.to_numeric(columns[name].dropna(), errors="coerce").notna().all():
             columns[name] = columns[name].map(lambda value: None if pd.isna(value) else str(value))
     return columns
-
-
-def save_rows(rows: pd.DataFrame, folder: Path) -> None:
-    """Write rows.parquet and rows.csv."""
-    save_table(rows, folder, NAME)
 
 
 def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
@@ -132,7 +117,10 @@ def check_comparable(folders: Sequence[Path]) -> None:
     """
     manifests = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
     for other in manifests[1:]:
-        bounds = [_bound_of(manifest) for manifest in (manifests[0], other)]
+        bounds = []  # earlier versions left methods at theirs, whatever the sweep's was
+        for manifest in (manifests[0], other):
+            bound = manifest.get("config", {}).get("max_drafted")
+            bounds.append(bound if bound is None or manifest.get("bound_reaches_methods") else DEFAULT_BOUND)
         if bounds[0] != bounds[1]:
             raise InputError(f"the sweeps differ in max_drafted: {bounds}; sweep with the same one")
         for part in ("pair", "sampling"):
@@ -147,12 +135,6 @@ def check_comparable(folders: Sequence[Path]) -> None:
                     f"the sweeps differ in {', '.join(f'{part}.{key}' for key in changed)}: "
                     f"{[first.get(key) for key in changed]} and {[second.get(key) for key in changed]}"
                 )
-
-
-def _bound_of(manifest: Mapping[str, Any]) -> int | None:
-    """The most tokens of a round of a sweep's methods; earlier versions left methods at theirs, whatever the sweep's was."""
-    bound: int | None = manifest.get("config", {}).get("max_drafted")
-    return bound if bound is None or manifest.get("bound_reaches_methods") else DEFAULT_BOUND
 
 
 def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 All with intervals over prompts; in every resample all methods have the same prompts, so that gains and shares are paired.
 
+`sweep_scalars` and `frontier_scalars` are what W&B runs can be sorted by.
+
 Shapes: n prompts, m methods, k counts (`COUNTS`).
 """
 
@@ -15,8 +17,10 @@ import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import ORACLE, PLAIN, UPPER_BOUND, YARDSTICKS
-from analysis.tables.rows import Array, throughput
+from analysis.tables.rows import COUNTS, Array, counts_of, throughput
+from toolkit.metrics import scalars as scalars_of
 
+FIXED = "speculative"
 SHARES = {"share": ORACLE, "upper_bound_share": UPPER_BOUND}
 
 
@@ -54,7 +58,9 @@ def notes(table: pd.DataFrame, baseline: str) -> list[str]:
 
     baseline  as tables call it. Autoregressive decoding and the references have no note.
     """
-    return ["" if row.method in (PLAIN, *YARDSTICKS) else _note(row, baseline) for row in table.itertuples()]
+    slower = table.throughput_high < 1  # autoregressive decoding has 1
+    lines = np.select([slower, table.gain_high < 0], ["slower than plain decoding", f"below the best {baseline}"], "")
+    return np.where(table.method.isin((PLAIN, *YARDSTICKS)), "", lines).tolist()
 
 
 def interval_text(row: Any, name: str, form: str) -> str:
@@ -68,12 +74,6 @@ def interval_text(row: Any, name: str, form: str) -> str:
         return f"{form.format(row[name])} [?]"
     estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
     return estimate if low == high else f"{estimate} [{low}, {high}]"
-
-
-def _note(row: Any, baseline: str) -> str:
-    if row.throughput_high < 1:  # autoregressive decoding has 1
-        return "slower than plain decoding"
-    return f"below the best {baseline}" if row.gain_high < 0 else ""
 
 
 def gain_over(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
@@ -93,3 +93,40 @@ def _share(throughputs: Array, base: int, end: int) -> Array:
     """Part of the way from the baseline to a reference; not a number where the reference is not higher."""
     way = throughputs[..., [end]] - throughputs[..., [base]]
     return np.divide(throughputs - throughputs[..., [base]], way, out=np.full_like(throughputs, np.nan), where=way > 0)
+
+
+def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float | str | None]:
+    """Scalars of a sweep's summary at one cost ratio, on the prompts that the best setting was picked on (not a test set).
+
+    A figure is None where the sweep lacks what it is measured against.
+    """
+    own = summary[~summary.method.isin((*YARDSTICKS, PLAIN))]
+    own = summary[summary.method == PLAIN] if own.empty else own
+    if own.empty:
+        return {"cost_ratio": cost_ratio}
+    best = own.loc[own.throughput.idxmax()]
+    fixed, bound = (summary[summary.method == name].throughput.max() for name in (FIXED, UPPER_BOUND))
+    return {
+        "best": f"{best.method} {best.setting}".strip(),
+        **scalars_of(counts_of(best[list(COUNTS)]), cost_ratio),
+        **{name: float(best[name]) for name in ("copy_share", "draft_share") if name in best},
+        "over_fixed_k": None if pd.isna(fixed) else float(best.throughput / fixed - 1),
+        "upper_bound_share": float((best.throughput - fixed) / (bound - fixed)) if bound > fixed else None,
+    }
+
+
+def frontier_scalars(frontier: pd.DataFrame) -> dict[str, float | str | None]:
+    """Scalars of a frontier: the best method of every data set, on its test prompts, with settings chosen on dev."""
+    scalars: dict[str, float | str | None] = {"cost_ratio": float(frontier.cost_ratio.iloc[0])}
+    for dataset, lines in frontier.groupby("dataset", sort=False):
+        own = lines[~lines.method.isin((*YARDSTICKS, PLAIN))]
+        if own.empty:
+            continue
+        best = own.loc[own.throughput.idxmax()]
+        scalars |= {
+            f"{dataset}/best": f"{best.method} {best.setting}".strip(),
+            f"{dataset}/throughput": float(best.throughput),
+            f"{dataset}/over_{best.baseline}": float(best.gain),
+            f"{dataset}/upper_bound_share": float(best.upper_bound_share) if "upper_bound_share" in lines else None,
+        }
+    return scalars

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.replay.oracle import acceptance_probs, expected_counts
 from analysis.tables.grid import PARAMETERS, PLAIN, Setting
-from analysis.tables.rows import LENGTHS, SOURCES, check_identity, round_lengths
+from analysis.tables.rows import COUNTS, LENGTHS, SOURCES, round_lengths
 from toolkit.acceptance.folder import head_hash
 from toolkit.config import flatten, instantiate, plain
 from toolkit.config.identity import contents_of
@@ -77,9 +77,7 @@ class Workbench:
 
     def lacks_head(self, setting: Setting) -> bool:
         """Whether the setting's method reads an acceptance head, and neither the setting nor the pair names one."""
-        if setting.head or self.pair.head:
-            return False
-        return reads_head(setting)
+        return not (setting.head or self.pair.head) and reads_head(setting)
 
     def decode(
         self, setting: Setting, on_finish: Listener, on_round: Callable[[int], object] | None = None
@@ -88,30 +86,15 @@ class Workbench:
         method = self.methods[setting.name]
         chains = isinstance(method.proposer, ChainProposer | CopyProposer) and method.beams is None
         started = perf_counter()
-        generations = decode(
-            self.pair,
-            [prompt.content for prompt in self.prompts],
-            method,
-            self.sampling,
-            batch_size=self.batch_size,
-            on_finish=on_finish,
-            on_round=on_round,
-        )
+        options: dict[str, Any] = {"batch_size": self.batch_size, "on_finish": on_finish, "on_round": on_round}
+        generations = decode(self.pair, [prompt.content for prompt in self.prompts], method, self.sampling, **options)
         seconds = perf_counter() - started
-        rows = [
-            {
-                **self.about(number, method.lossless),
-                **vars(generation.counts),
-                **round_lengths(generation.rounds, chains),
-                **{name: sum(f"{r.source}_rounds" == name for r in generation.rounds) for name in SOURCES},
-                "finish_reason": generation.finish_reason,
-                "error": generation.error,
-                "setting_seconds": seconds,
-                "prompt_ids": generation.prompt_ids,
-                "token_ids": generation.token_ids,
-            }
-            for number, generation in enumerate(generations)
-        ]
+        rows = []
+        for number, generation in enumerate(generations):
+            counts = {**vars(generation.counts), **round_lengths(generation.rounds, chains)}
+            counts |= {name: sum(f"{r.source}_rounds" == name for r in generation.rounds) for name in SOURCES}
+            ids = generation.prompt_ids, generation.token_ids
+            rows.append(self.row(number, method.lossless, counts, generation, seconds, *ids))
         return checked(rows)
 
     def within_context(self, responses: pd.DataFrame) -> pd.DataFrame:
@@ -135,21 +118,11 @@ class Workbench:
         probs = acceptance_probs(self.pair, texts, self.sampling, temperature, self.batch_size, on_text)
         counts = [expected_counts(text, most) for text in probs]
         seconds = perf_counter() - started
-        rows = [
-            {
-                **self.about(number, True),
-                **counts[number],
-                **{name: [] for name in LENGTHS},
-                **dict.fromkeys(SOURCES),
-                "finish_reason": response.finish_reason,
-                "error": response.error,
-                "setting_seconds": seconds,
-                "prompt_ids": [],
-                "token_ids": [],
-            }
+        unknown: dict[str, Any] = {**{name: [] for name in LENGTHS}, **dict.fromkeys(SOURCES)}
+        return checked([
+            self.row(number, True, {**counts[number], **unknown}, response, seconds)
             for number, response in enumerate(responses.itertuples())
-        ]
-        return checked(rows)
+        ])  # fmt: skip
 
     def parameters(self) -> dict[str, int]:
         """Parameter counts of the models, for W&B."""
@@ -164,9 +137,7 @@ class Workbench:
         if setting.method == PLAIN or setting.method in PARAMETERS:
             return False
         method = self.methods[setting.name]
-        if method.couples_rows:
-            return False
-        if type(method.rule) is not Rejection:
+        if method.couples_rows or type(method.rule) is not Rejection:
             return False
         if isinstance(method.proposer, CopyProposer):
             return True
@@ -174,9 +145,22 @@ class Workbench:
         chain = type(method.proposer) in (ChainProposer, BestSourceProposer)
         return chain and limit is not None and limit <= max_drafted
 
-    def about(self, number: int, lossless: bool) -> dict[str, Any]:
-        """The facts that every row of a prompt holds."""
-        return {"lossless": lossless, "prompt": str(self.prompts[number].id), "prompt_hash": self.hashes[number]}
+    def row(
+        self,
+        number: int,
+        lossless: bool,
+        counts: Mapping[str, Any],
+        response: Any,
+        seconds: float,
+        prompt_ids: Sequence[int] = (),
+        token_ids: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """The row of a prompt. response: has finish_reason and error; the ids are given where it was decoded."""
+        return {
+            "lossless": lossless, "prompt": str(self.prompts[number].id), "prompt_hash": self.hashes[number], **counts,
+            "finish_reason": response.finish_reason, "error": response.error, "setting_seconds": seconds,
+            "prompt_ids": list(prompt_ids), "token_ids": list(token_ids),
+        }  # fmt: skip
 
 
 def reads_head(setting: Setting) -> bool:
@@ -194,7 +178,11 @@ def responses_of(done: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def checked(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows as a table, whose counts agree with each other."""
-    frame = pd.DataFrame(rows)
-    check_identity(frame)
-    return frame
+    """Rows as a table. Raises AssertionError if a row's counts contradict each other."""
+    table = pd.DataFrame(rows)
+    gap = table.num_drafted + table.num_target_calls - table.num_generated - table.num_discarded
+    wrong = table[gap.abs() > 1e-6]
+    assert wrong.empty, (
+        f"counts of {len(wrong)} rows contradict each other, first {wrong.iloc[0][list(COUNTS)].to_dict()}"
+    )
+    return table

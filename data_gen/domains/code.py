@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from data_gen.domains.example import Example
-from data_gen.domains.splits import check_split, split_of
+from data_gen.domains import Example, check_split, split_of
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo",
                    "encodings", "__pycache__", "__phello__"}  # fmt: skip

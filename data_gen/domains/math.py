@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 
-from data_gen.domains.example import Example
-from data_gen.domains.splits import collect
+from data_gen.domains import Example, collect
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ivy", "Jack", "Kate", "Leo",
          "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Victor")  # fmt: skip

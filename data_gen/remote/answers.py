@@ -58,11 +58,19 @@ class Reader:
 
     def read(self, completion: Any, request: Asked) -> Answer:
         """The response in a completion. Raises Unbelievable or NotRoundTrip."""
-        choice, usage = _only_choice(completion)
+        choices = completion.get("choices") if isinstance(completion, Mapping) else None
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
+            raise Unbelievable("its answer holds no completion: expected one choice")
+        choice, usage = choices[0], completion.get("usage")
+        usage = usage if isinstance(usage, Mapping) else {}
         by = str(completion.get("model") or "")
         if by and not by.startswith(self.model):
             raise Unbelievable(f"it answers as {by}, asked for was {self.model}")
-        _check_prompt(choice, usage, request)
+        prompt, size = choice.get("prompt_token_ids"), usage.get("prompt_tokens")
+        if prompt is not None and prompt != request.prompt_ids:
+            raise Unbelievable("it has read another prompt: its prompt_token_ids are not those that were sent")
+        if isinstance(size, int) and size != len(request.prompt_ids):
+            raise Unbelievable(f"it has read {size} tokens of a prompt, sent were {len(request.prompt_ids)}")
         ended = choice.get("finish_reason")
         if ended not in ("stop", "length"):
             raise Unbelievable(f"its finish_reason is {ended!r}: expected stop or length")
@@ -84,12 +92,9 @@ class Reader:
     def _check_ids(self, ids: list[int], request: Asked, count: Any) -> None:
         """Raises Unbelievable unless ids are tokens, `count` of them and no more than asked for."""
         size = self.pair.vocab_size
-        wrong = next(
-            (token for token in ids if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size),
-            None,
-        )
-        if wrong is not None:
-            raise Unbelievable(f"it returns the token {wrong!r}: expected ids in [0, {size})")
+        for token in ids:
+            if type(token) is not int or not 0 <= token < size:
+                raise Unbelievable(f"it returns the token {token!r}: expected ids in [0, {size})")
         if not ids or len(ids) > request.max_tokens:
             raise Unbelievable(f"it returns {len(ids)} tokens, asked for were 1 to {request.max_tokens}")
         if isinstance(count, int) and count != len(ids):
@@ -153,24 +158,6 @@ class Reader:
         while shortest > 1 and self.pair.stop_position(stops, ids[: shortest - 1], request.prompt_ids) is not None:
             shortest -= 1
         return shortest
-
-
-def _only_choice(completion: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The one choice, and the usage. Raises Unbelievable if there is none, or several."""
-    choices = completion.get("choices") if isinstance(completion, Mapping) else None
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
-        raise Unbelievable("its answer holds no completion: expected one choice")
-    usage = completion.get("usage")
-    return choices[0], usage if isinstance(usage, Mapping) else {}
-
-
-def _check_prompt(choice: Mapping[str, Any], usage: Mapping[str, Any], request: Asked) -> None:
-    """Raises Unbelievable if the server has read another prompt."""
-    read, count = choice.get("prompt_token_ids"), usage.get("prompt_tokens")
-    if read is not None and read != request.prompt_ids:
-        raise Unbelievable("it has read another prompt: its prompt_token_ids are not those that were sent")
-    if isinstance(count, int) and count != len(request.prompt_ids):
-        raise Unbelievable(f"it has read {count} tokens of a prompt, sent were {len(request.prompt_ids)}")
 
 
 def _returned_ids(choice: Mapping[str, Any]) -> list[int] | None:

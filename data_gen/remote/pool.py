@@ -29,8 +29,8 @@ MEND = "expected endpoints and served.key_variable of a server with /v1/completi
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of each endpoint. seconds: of one try; backoff: seconds before the second; requests_per_minute: None: any."""
+class EndpointLimits:
+    """Limits of one endpoint. seconds: of one try; backoff: seconds before the second; requests_per_minute: None: any."""
 
     concurrency: int
     requests_per_minute: float | None
@@ -40,7 +40,7 @@ class Limits:
 
 
 @dataclass
-class Outcome:
+class RowOutcome:
     """What came of one row: what `read` made of the answer, or a reason. `address`: the endpoint that had it last."""
 
     request: Asked
@@ -55,7 +55,7 @@ class Server:
 
     client: Client
     requests: Requests
-    limits: Limits
+    limits: EndpointLimits
     unknown: list[str] = field(default_factory=list)
     checked: bool = False
     left_out: str = ""
@@ -65,7 +65,7 @@ class Server:
     free_at: float = 0.0  # when the next request may begin
 
     @classmethod
-    def at(cls, base_url: str, key: str | None, requests: Requests, limits: Limits) -> Server:
+    def at(cls, base_url: str, key: str | None, requests: Requests, limits: EndpointLimits) -> Server:
         """The endpoint of a base address. Raises InputError if it is none."""
         url = address(base_url, "/completions", "endpoints", "; name the key's variable: served.key_variable=NAME")
         return cls(Client(url, key, limits.seconds, "the endpoint", MEND), requests, limits)
@@ -121,15 +121,11 @@ class Server:
                 self.left_out = str(error)
             elif self.unanswered >= GIVE_UP:
                 self.left_out = f"{GIVE_UP} rows in a row got no answer, the last one: {_reason(error)}"
-        if isinstance(error, Silent) and not self.left_out and not self._is_there():
-            self.left_out = str(error)
-
-    def _is_there(self) -> bool:
-        try:
-            self._ask("/models")
-        except (Silent, Wrong):
-            return False
-        return True
+        if isinstance(error, Silent) and not self.left_out:
+            try:
+                self._ask("/models")
+            except (Silent, Wrong):  # it is not there
+                self.left_out = str(error)
 
     def _ask(self, path: str) -> list[Any]:
         """A list that the server gives; empty if it has none of it. Raises Silent, or Wrong for a wrong key."""
@@ -149,13 +145,10 @@ class Server:
         parts = urlsplit(self.client.url)
         for root in ("", parts.path.removesuffix("/completions").removesuffix("/v1")):
             try:
-                schemas = self.client.get(
-                    urlunsplit((*parts[:2], f"{root}/openapi.json", "", "")), min(PROBE_SECONDS, self.limits.seconds)
-                )
-                body = schemas["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"][
-                    "schema"
-                ]
-                name = str(body.get("$ref", "")).rpartition("/")[2]
+                url = urlunsplit((*parts[:2], f"{root}/openapi.json", "", ""))
+                schemas = self.client.get(url, min(PROBE_SECONDS, self.limits.seconds))
+                content = schemas["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+                name = str(content["application/json"]["schema"].get("$ref", "")).rpartition("/")[2]
                 return set(schemas["components"]["schemas"][name]["properties"])
             except (Silent, Refused, Wrong, LookupError, TypeError, AttributeError):
                 continue
@@ -168,7 +161,7 @@ class Pool:
     def __init__(self, servers: Sequence[Server], say: Callable[[str], None]):
         self.servers, self.say = list(servers), say
         self._rows: SimpleQueue[tuple[Asked, int]] = SimpleQueue()  # with the turns that each has had
-        self._outcomes: SimpleQueue[Outcome | Server] = SimpleQueue()
+        self._outcomes: SimpleQueue[RowOutcome | Server] = SimpleQueue()
         self._over = threading.Event()
 
     def open(self) -> None:
@@ -183,7 +176,7 @@ class Pool:
                 self.say(f"{server.client.address} is left out: {server.left_out}")
         self._check_alive()
 
-    def ask(self, rows: Sequence[Asked], read: Callable[[Any, Asked], Any]) -> Iterator[Outcome]:
+    def ask(self, rows: Sequence[Asked], read: Callable[[Any, Asked], Any]) -> Iterator[RowOutcome]:
         """An outcome per row, as they come. Raises InputError once no server is left; closing it ends the threads."""
         for row in rows:
             self._rows.put((row, 0))
@@ -195,7 +188,7 @@ class Pool:
         try:
             while missing:
                 outcome = self._outcomes.get()
-                if isinstance(outcome, Outcome):
+                if isinstance(outcome, RowOutcome):
                     missing -= 1
                     yield outcome
                     continue
@@ -218,7 +211,7 @@ class Pool:
                 request, turns = self._rows.get(timeout=0.2)
             except Empty:
                 continue
-            outcome = Outcome(request, server.client.address)
+            outcome = RowOutcome(request, server.client.address)
             error: Exception | None = None
             try:
                 outcome.answer = server.reply(request, read)

@@ -20,14 +20,8 @@ from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 
 NEUTRAL = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "stop": (),
-    "end_ids": (),
-}
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": (), "end_ids": (),
+}  # fmt: skip
 BASIC = ("temperature", "top_p", "stop")  # what every engine has
 OURS = ("model", "prompt", "n", "stream", "echo", "seed", "max_tokens", "generation_config", *NEUTRAL)
 SEEDS = 2**31  # engines take 32 bits
@@ -35,7 +29,7 @@ TOKENIZER = threading.Lock()  # the threads of a pool share one
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServingEngine:
     """How one kind of server is asked.
 
     sends_ids    prompts go as token ids; else as text, which the server encodes
@@ -58,10 +52,10 @@ EXACT = {
     "frequency_penalty": 0.0,
 }  # fmt: skip
 ENGINES = {
-    "vllm": Engine("vllm", further=EXACT),
-    "sglang": Engine("sglang", every=-1, further=EXACT),
-    "transformers": Engine("transformers", sends_ids=False, shows_stops=True),
-    "openai": Engine("openai", fields=BASIC),
+    "vllm": ServingEngine("vllm", further=EXACT),
+    "sglang": ServingEngine("sglang", every=-1, further=EXACT),
+    "transformers": ServingEngine("transformers", sends_ids=False, shows_stops=True),
+    "openai": ServingEngine("openai", fields=BASIC),
 }
 
 

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data_gen.remote.answers import Answer, NotRoundTrip, Reader
-from data_gen.remote.kept import FOLDER, Kept, keep, read_kept
-from data_gen.remote.pool import Limits, Outcome, Pool, Server
+from data_gen.remote.pool import EndpointLimits, Pool, RowOutcome, Server
 from data_gen.remote.requests import TOKENIZER, Asked, Requests
-from data_gen.shards import read_whole, row_of, shard_name, write_shard
+from data_gen.shards import KEPT_FOLDER, Kept, keep, read_kept, read_whole, row_of, shard_name, write_shard
 from toolkit.config import plain
 from toolkit.decoding.decode import prompt_ids
 from toolkit.errors import InputError
@@ -20,23 +19,11 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.prompts import Prompt
 from toolkit.runs.endpoint import key_of
 from toolkit.runs.stage import Stage
+from toolkit.runs.token_bar import TokenBar
 from toolkit.sampling import Sampling
 
 NO_ROUND_TRIP = "does not round-trip: "
 SEEDS = "the engine's own random numbers, asked for with a seed per row: they are not those of decoding here"
-
-
-class Progress(Protocol):
-    """Where progress is reported."""
-
-    def say(self, line: str) -> None:
-        """A line."""
-
-    def skip(self, count: int) -> None:
-        """Rows that need no work."""
-
-    def count(self, num_tokens: int) -> None:
-        """A row that has come."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +48,12 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_endpoints(
-    work: Work, shards: Mapping[int, range], endpoints: Sequence[str], served: Any, progress: Progress
+    work: Work, shards: Mapping[int, range], endpoints: Sequence[str], served: Any, progress: TokenBar
 ) -> None:
     """Write these shards. Raises InputError once no endpoint is left; the rows that have come are kept."""
-    limits = Limits(served.concurrency, served.requests_per_minute, served.seconds, served.attempts, served.backoff)
+    limits = EndpointLimits(
+        served.concurrency, served.requests_per_minute, served.seconds, served.attempts, served.backoff
+    )
     requests = Requests(served.engine, served.model, work.pair, work.sampling, plain(served.request))
     key = key_of(served.key_variable, "served.key_variable")
     pool = Pool([Server.at(url, key, requests, limits) for url in endpoints], progress.say)
@@ -75,11 +64,15 @@ def ask_endpoints(
     for row, number in home.items():
         if row in rows[number]:
             continue
-        question = _question(work, row)
-        if isinstance(question, Asked):
-            questions.append(question)
+        ids = encoded(work, row)
+        try:
+            ids = ids if isinstance(ids, dict) else prompt_ids(work.pair, ids, row, work.sampling)
+        except InputError as error:
+            ids = row_of(work.prompts[row], row, "failed", finish_reason="error", error=str(error))
+        if isinstance(ids, dict):
+            rows[number][row] = {"row": ids, "how": {}}
         else:
-            rows[number][row] = {"row": question, "how": {}}
+            questions.append(Asked(row, ids, work.sampling.room(len(ids))))
     progress.skip(sum(map(len, rows.values())))
     if questions:
         pool.open()
@@ -101,31 +94,24 @@ def facts_of(stage: Stage, job: str, num_shards: int) -> dict[str, Any]:
     for header in headers:
         for name, counts in header.get("served", {}).items():
             totals.setdefault(name, Counter()).update(counts)
-    stage.remove(FOLDER)
+    stage.remove(KEPT_FOLDER)
     if not any("served" in header for header in headers):
         return {}
     fields = {address: remark for header in headers for address, remark in header.get("fields", {}).items()}
-    return {
-        "served": {
-            "seeds": SEEDS,
-            "fields": fields,
-            **{name: dict(counts) for name, counts in totals.items()},
-        }
-    }
+    return {"served": {"seeds": SEEDS, "fields": fields, **{name: dict(counts) for name, counts in totals.items()}}}
 
 
-def _question(work: Work, row: int) -> Asked | dict[str, Any]:
-    """What is to be asked for a row, or the row, if that is settled."""
-    prompt, longest = work.prompts[row], work.max_prompt_tokens
+def encoded(work: Work, number: int) -> list[int] | dict[str, Any]:
+    """The ids of a prompt; or its row, where there are none or too many."""
+    prompt, longest = work.prompts[number], work.max_prompt_tokens
     try:
-        ids = work.pair.encode(prompt.content)
-        if longest is not None and len(ids) > longest:
-            reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
-            return row_of(prompt, row, "skipped", prompt_ids=ids, error=reason)
-        ids = prompt_ids(work.pair, ids, row, work.sampling)
+        ids: list[int] = work.pair.encode(prompt.content)
     except InputError as error:
-        return row_of(prompt, row, "failed", finish_reason="error", error=str(error))
-    return Asked(row, ids, work.sampling.room(len(ids)))
+        return row_of(prompt, number, "failed", finish_reason="error", error=str(error))
+    if longest is not None and len(ids) > longest:
+        reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
+        return row_of(prompt, number, "skipped", prompt_ids=ids, error=reason)
+    return ids
 
 
 def _read(reader: Reader, completion: Any, request: Asked) -> Answer | NotRoundTrip:
@@ -137,7 +123,7 @@ def _read(reader: Reader, completion: Any, request: Asked) -> Answer | NotRoundT
             return error
 
 
-def _row(work: Work, outcome: Outcome) -> dict[str, Any]:
+def _row(work: Work, outcome: RowOutcome) -> dict[str, Any]:
     """The row of an outcome, and how it came."""
     prompt, row, answer = work.prompts[outcome.request.row], outcome.request.row, outcome.answer
     ids = outcome.request.prompt_ids

@@ -1,13 +1,13 @@
 """How good is the pair? Exact match, held-out loss and acceptance on frozen prompts."""
 
 import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.domains import Example, get
 from data_gen.toy_pair.batches import encode
 from toolkit import ModelPair, generate
 from toolkit.config import commands
+from toolkit.models.teacher import produced_logits
 
 BATCH = 50  # prompts at a time
 Pair = tuple[list[int], list[int]]  # token ids of a prompt and of a response to it
@@ -68,25 +68,16 @@ def respond(
 
 
 @torch.inference_mode()
-def response_logits(model: LlamaForCausalLM, pairs: list[Pair]) -> Tensor:
-    """Teacher-forced logits [N, V] in float32 that predict the N response tokens of a few pairs, one after another."""
-    rows = [prompt + response for prompt, response in pairs]
-    width = max(map(len, rows))
-    input_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])  # causal: padding on the right is unseen
-    logits = model(input_ids=input_ids, use_cache=False).logits.float()
-    predicting = [logits[i, len(prompt) - 1 : len(rows[i]) - 1] for i, (prompt, _) in enumerate(pairs)]
-    return torch.cat(predicting)
-
-
 def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, pairs: list[Pair]) -> float:
     """alpha = sum_x min(p(x), q(x)) at temperature 1, averaged over all response positions."""
     values = []
     for start in range(0, len(pairs), BATCH):
-        p, q = (response_logits(model, pairs[start : start + BATCH]).softmax(-1) for model in (target, draft))
+        p, q = (produced_logits(model, pairs[start : start + BATCH]).float().softmax(-1) for model in (target, draft))
         values.append(torch.minimum(p, q).sum(-1))
     return torch.cat(values).mean().item()
 
 
+@torch.inference_mode()
 def reference_loss(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: list[Example], max_length: int
 ) -> float:
@@ -97,5 +88,7 @@ def reference_loss(
     for start in range(0, len(pairs), BATCH):
         batch = pairs[start : start + BATCH]
         labels = torch.tensor([token for _, response in batch for token in response])
-        losses.append(torch.nn.functional.cross_entropy(response_logits(model, batch), labels, reduction="none"))
+        losses.append(
+            torch.nn.functional.cross_entropy(produced_logits(model, batch).float(), labels, reduction="none")
+        )
     return torch.cat(losses).mean().item()

@@ -37,11 +37,6 @@ def versions() -> dict[str, str]:
 
 def write_card(card: dict[str, Any], folder: Path) -> Path:
     """`card.json` for programs and `MODEL_CARD.md` for people."""
-    write_text(folder / "MODEL_CARD.md", _markdown(card))
-    return write_json(folder / "card.json", card)
-
-
-def _markdown(card: dict[str, Any]) -> str:
     measures = list(dict.fromkeys(name for values in card["domains"].values() for name in values))
     rows = [["domain", *measures], ["---"] * (1 + len(measures))]
     for domain, values in card["domains"].items():
@@ -49,7 +44,9 @@ def _markdown(card: dict[str, Any]) -> str:
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     documents_text = ", ".join(f"{domain} {count:,}" for domain, count in card["documents"].items())
     versions_text = ", ".join(f"{package} {version}" for package, version in card["versions"].items())
-    return CARD.format(table=table, documents_text=documents_text, versions_text=versions_text, **card)
+    texts = {"table": table, "documents_text": documents_text, "versions_text": versions_text}
+    write_text(folder / "MODEL_CARD.md", CARD.format(**texts, **card))
+    return write_json(folder / "card.json", card)
 
 
 CARD = """# The toy pair

@@ -21,10 +21,7 @@ def stamp(folder: Path, pair: ModelPair) -> None:
     for kind in KINDS.values():
         if kind.is_in(folder):
             head, card = kind.load(folder)
-            facts = {
-                **Weights.of(pair.target).facts("target"),
-                **Weights.of(pair.draft).facts("draft"),
-            }
+            facts = {**Weights.of(pair.target).facts("target"), **Weights.of(pair.draft).facts("draft")}
             head.save(folder, {**{name: fact for name, fact in card.items() if name != "head"}, **facts})
 
 

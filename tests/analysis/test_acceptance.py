@@ -7,10 +7,9 @@ import torch
 
 from analysis import acceptance, sweep
 from analysis.multi_draft import target_texts
-from analysis.multi_draft.acceptance_table import QUANTITIES
-from analysis.multi_draft.block_efficiency import block_efficiency_table
+from analysis.multi_draft.acceptance_table import QUANTITIES, block_efficiency_table
 from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
-from analysis.multi_draft.target_texts import Text
+from analysis.multi_draft.target_texts import TargetText
 from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence, expected_tokens, shapes
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
@@ -29,7 +28,7 @@ from toolkit.verification.optimal import independent_bounds
 from toolkit.verification.schemes import likeliest
 
 METHODS = ["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"]
-JUDGES = {name: target_texts.Judge.of(name) for name in METHODS}
+JUDGES = {name: target_texts.MethodRule.of(name) for name in METHODS}
 
 
 def uniforms(draws, num_pairs, num_drafts):
@@ -118,8 +117,8 @@ def walked(pair, methods, ks, *, overrides=(), sampling=None, folder, draws=400,
     """The rows of a walk along texts of token ids."""
     sampling = sampling or Sampling()
     generator = torch.Generator().manual_seed(3)
-    texts = [Text(str(i), [1, 2], torch.randint(1, 5, (12,), generator=generator).tolist()) for i in range(4)]
-    judges = [target_texts.Judge.of(name, overrides, sampling, len(pair.drafts)) for name in methods]
+    texts = [TargetText(str(i), [1, 2], torch.randint(1, 5, (12,), generator=generator).tolist()) for i in range(4)]
+    judges = [target_texts.MethodRule.of(name, overrides, sampling, len(pair.drafts)) for name in methods]
     walk = target_texts.Walk(pair, texts, sampling, ks, positions, draws, 0, changes.pop("draft_temperature", None), 3)
     return walk.run(judges, folder, lambda count: None), texts
 
@@ -168,7 +167,7 @@ def test_greedy_trees_accept_where_the_table_says():
 def test_means_of_different_drafts_agree_with_enumeration(name):
     p, q = dirichlet_pairs(30, 5)
     q = torch.stack([q, q.roll(1, 0), q.roll(7, 0)], 1)
-    rule = target_texts.Judge.of(name, ["proposer.scheme=independent"]).rule
+    rule = target_texts.MethodRule.of(name, ["proposer.scheme=independent"]).rule
     exact = emission(rule, "independent", p, q)
     got = expected_acceptance(rule, "independent", p, q, uniforms(400, 30, 3))
     for mine, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
@@ -194,20 +193,20 @@ def test_candidates_come_from_the_drafts_in_turn(tmp_path):
     target, first, second = (config.instantiate(table(seed)) for seed in (1, 2, 3))
     several = ModelPair(target=target, drafts=[first, second], end_ids=(0,))
     ((reading),) = readings_along(several, [([1, 2], [3, 4, 1])], Sampling(), num_drafts=2)
-    judge = target_texts.Judge.of("specinfer", ["proposer.scheme=independent"], Sampling(), 2)
+    judge = target_texts.MethodRule.of("specinfer", ["proposer.scheme=independent"], Sampling(), 2)
     q = judge.draft_side(reading, None, 3)
     states = [target.state([1, 2, 3, 4, 1][: 2 + i]) for i in range(3)]
     for k, model in enumerate((first, second, first)):
         assert torch.allclose(q[:, k], model.probs[states])
     one = ModelPair(target=target, draft=first, end_ids=(0,))
     warm = ["proposer.scheme=independent", "proposer.temperatures=[.5,5]"]
-    judge = target_texts.Judge.of("specinfer", warm, Sampling(), 1)
+    judge = target_texts.MethodRule.of("specinfer", warm, Sampling(), 1)
     ((reading),) = readings_along(one, [([1, 2], [3, 4, 1])], Sampling())
     q = judge.draft_side(reading, None, 2)
     for k, temperature in enumerate((0.5, 5.0)):
         assert torch.allclose(q[:, k], reading.draft_probs(temperature))
     with pytest.raises(InputError, match=r"proposer.temperatures: expected one per draft model \(3\), got 2"):
-        target_texts.Judge.of("specinfer", warm, Sampling(), 3)
+        target_texts.MethodRule.of("specinfer", warm, Sampling(), 3)
     rows, _ = walked(several, ["specinfer"], [1, 2], overrides=warm[:1], folder=tmp_path)
     alone, _ = walked(several, ["specinfer"], [1, 2], folder=tmp_path)
     by_k = {kind: frame.groupby("K").accepted.sum() for kind, frame in (("two", rows), ("one", alone))}
@@ -401,7 +400,7 @@ def test_bad_input_is_one_line_before_any_work(tmp_path, changes, message):
 def test_texts_with_unknown_tokens_or_too_long_are_refused():
     pair = config.instantiate(PAIR)
     with pytest.raises(InputError, match=r"text a: expected token ids in \[0, 5\), got 1..7"):
-        target_texts.check_texts(pair, [Text("a", [1], [7])])
+        target_texts.check_texts(pair, [TargetText("a", [1], [7])])
 
 
 def test_responses_of_a_folder_are_walked(tiny_overrides, tiny_responses, tmp_path):

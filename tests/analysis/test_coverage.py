@@ -15,8 +15,7 @@ import pytest
 from analysis.heads import _worth
 from analysis.loads import observed
 from analysis.loads.choosing import _speedups
-from analysis.multi_draft.acceptance_table import acceptance_table
-from analysis.multi_draft.block_efficiency import SHAPE, block_efficiency_table
+from analysis.multi_draft.acceptance_table import SHAPE, acceptance_table, block_efficiency_table
 from analysis.quality import Metric
 from analysis.replay.drafts import figures as draft_figures
 from analysis.tables.bootstrap import Bootstrap

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from data_gen.domains import DOMAINS, code, get, instruct
-from data_gen.domains.splits import SPLITS, split_of
+from data_gen.domains import DOMAINS, SPLITS, code, get, instruct, split_of
 from data_gen.held_out import COUNTS, FOLDER, freeze, load_frozen
 
 COUNT = 300
@@ -59,11 +58,11 @@ def test_other_responses_are_not_correct(domain):
 @pytest.mark.parametrize("task", instruct.TASKS, ids=lambda task: task.__name__)
 def test_every_kind_of_task_can_be_checked(task):
     for seed in range(20):
-        request, lead_in, answer = task(random.Random(seed))
-        assert request[-1] in ".?" or request[-1].isalpha()
+        requests, lead_ins, answer = task(random.Random(seed))
+        assert all(request[-1] in ".?" or request[-1].isalpha() for request in requests)
         assert answer
-        assert ":" not in lead_in + answer
-        assert instruct.is_correct(f" {lead_in}: {answer}.", answer)
+        assert ":" not in "".join(lead_ins) + answer
+        assert all(instruct.is_correct(f" {lead_in}: {answer}.", answer) for lead_in in lead_ins)
 
 
 def test_math_steps_are_true():

@@ -12,7 +12,7 @@ import tqdm.auto
 from omegaconf import OmegaConf
 
 from data_gen import mix, texts
-from data_gen.mixed_preview import LEGEND, as_text
+from data_gen.mix import LEGEND, as_text
 from data_gen.mixing import STREAM, mix_batch
 from data_gen.texts import read_responses
 from toolkit import ModelPair

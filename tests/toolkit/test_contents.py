@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis import quality
-from analysis.multi_draft.target_texts import Judge
+from analysis.multi_draft.target_texts import MethodRule
 from toolkit.config import compose, plain, searching, sources
 from toolkit.config.check import keys_of_class
 from toolkit.config.identity import contents_of
@@ -314,7 +314,7 @@ def test_parts_of_a_comparison_of_rules_are_those_of_the_rules_source(tmp_path, 
         base = "from toolkit.verification.rules.specinfer import SpecInfer"
         code = f"{base}\nclass Rule(SpecInfer):\n    '{text}'\n"
         (mine / "rule.py").write_text(code)
-        keys.append(Judge.of("rule").key)
+        keys.append(MethodRule.of("rule").key)
     assert keys[0] == keys[2] != keys[1]
 
 

@@ -224,6 +224,6 @@ def test_what_a_program_says_never_takes_its_prompt_out_of_the_count():
 
 @linux
 def test_the_confinement_is_said_and_the_old_option_is_not_taken():
-    assert PassAtK(allow_code_execution=True).about.startswith("programs confined by ")
+    assert PassAtK(allow_code_execution=True).provenance.startswith("programs confined by ")
     with pytest.raises(InputError, match="file_size"):
         quality.get("pass_at_k", allow_code_execution=True, file_size=1)

@@ -11,10 +11,10 @@ import torch
 import transformers as hf
 
 from analysis import quality
+from analysis.quality import judges as endpoint
 from analysis.quality.base import reasons, table
 from analysis.quality.judge import Judge
 from analysis.quality.judge_templates import REFERENCE, SINGLE, Template, rating_of
-from analysis.quality.judges import endpoint
 from tests.analysis.quality.stub_judge import drips, drops, says, sends, stalls, stub_judge
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
@@ -147,7 +147,9 @@ def test_a_model_judges_greedily_and_silence_is_no_zero(seven, answer_last, batc
     assert reasons(scores) == {"the judge gave no rating": 2}
     assert mean(metric, scores) == 7
     assert (
-        str(seven) in metric.about and "weights " in metric.about and "3 of 5 different answers rated" in metric.about
+        str(seven) in metric.provenance
+        and "weights " in metric.provenance
+        and "3 of 5 different answers rated" in metric.provenance
     )
 
 
@@ -165,7 +167,7 @@ def test_judgements_are_kept_and_belong_to_their_judge(seven, answer_last, tmp_p
     metric = Judge(seven, **options)
     monkeypatch.setattr(metric.judge, "ask", lambda questions: pytest.fail("asked again"))
     assert judged(metric, ["good", "z"]) == first
-    assert f"2 judgements read from {tmp_path / 'kept'}" in metric.about
+    assert f"2 judgements read from {tmp_path / 'kept'}" in metric.provenance
     judged(Judge(seven, **{**options, "max_tokens": 4}), ["good"])  # another way of asking
     assert len(list((tmp_path / "kept").glob("*.json"))) == 3
 
@@ -195,9 +197,13 @@ def test_an_endpoint_is_asked_as_openai_documents(stub, monkeypatch):
     assert [turn["role"] for turn in messages] == ["system", "user"]
     assert messages[1]["content"] == SINGLE.replace("{question}", "Question 0?").replace("{answer}", "an answer")
     assert (
-        f"gpt at {stub.address}/chat/completions (temperature 0, " in metric.about and "sk-secret" not in metric.about
+        f"gpt at {stub.address}/chat/completions (temperature 0, " in metric.provenance
+        and "sk-secret" not in metric.provenance
     )
-    assert "an endpoint need not answer twice alike" in metric.about and "answered as stub-1 fp_9" in metric.about
+    assert (
+        "an endpoint need not answer twice alike" in metric.provenance
+        and "answered as stub-1 fp_9" in metric.provenance
+    )
 
 
 def by_number(handler):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from analysis.quality import inside, sandbox
-from analysis.quality.sandbox import FAILED, PASSED, UNSUPPORTED, Limits, Tests, Verdict, run
+from analysis.quality.sandbox import FAILED, PASSED, UNSUPPORTED, Limits, ProgramVerdict, Tests, run
 from toolkit.errors import InputError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="confinement is Linux's")
@@ -79,7 +79,7 @@ HONEST = {
 
 @pytest.mark.parametrize("code, tests", HONEST.values(), ids=HONEST.keys())
 def test_honest_programs_pass(code, tests):
-    assert run(code, Tests(tests), SHORT) == Verdict(PASSED)
+    assert run(code, Tests(tests), SHORT) == ProgramVerdict(PASSED)
 
 
 @pytest.mark.parametrize("passed", ["lambda: 1", "Own", "Own()", "[Own().method]"])
@@ -199,7 +199,9 @@ def test_nothing_outside_is_reached(walls, tmp_path, monkeypatch):
         )
         with open(secret) as inherited:
             os.set_inheritable(inherited.fileno(), True)
-            assert run(program, Tests("names = reached()\nassert names == [], names"), SHORT, walls) == Verdict(PASSED)
+            assert run(program, Tests("names = reached()\nassert names == [], names"), SHORT, walls) == ProgramVerdict(
+                PASSED
+            )
         bare = {}
         exec(program, bare)  # without walls these work: the attempts are real
         real = ("read a file", "list a folder", "the environment", "the network", "a socket of the machine")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.tables import definitions
-from analysis.tables.console import show, show_page
+from analysis.tables.console import DEFINITIONS, definitions_text, show, show_page
 from analysis.tables.files import markdown
 
 FRAME = pd.DataFrame({
@@ -48,7 +47,7 @@ def test_a_page_that_ends_with_its_table(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_definitions_are_as_wide_as_the_terminal(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    text = definitions.as_text()
+    text = definitions_text()
     assert max(map(len, text.split("\n"))) <= width
-    for term, meaning in definitions.DEFINITIONS.items():
+    for term, meaning in DEFINITIONS.items():
         assert f"{term} {meaning}" in " ".join(text.split())

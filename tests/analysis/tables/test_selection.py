@@ -6,8 +6,8 @@ import pytest
 
 from analysis.tables.frontier_tables import Cost
 from analysis.tables.rows import COUNTS, throughput, totals
-from analysis.tables.scalars import sweep_scalars
 from analysis.tables.selection import choose, comparable, settings_table, undominated, unseen
+from analysis.tables.standing import sweep_scalars
 from toolkit.errors import InputError
 
 

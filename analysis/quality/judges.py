@@ -1,7 +1,7 @@
-"""A judge behind an endpoint that speaks OpenAI's chat completions: GPT-4, or whatever vLLM and its like serve.
+"""Who can judge: a model that is loaded here, or an endpoint that speaks OpenAI's chat completions. Both answer questions.
 
-A request is repeated (`toolkit.runs.endpoint`) after silence, a dropped connection, "too many requests", a fault of the server,
-or an answer that is no completion. Each wait is twice the one before it, or as long as the server asks for.
+A request to an endpoint is repeated (`toolkit.runs.endpoint`) after silence, a dropped connection, "too many requests", a fault
+of the server, or an answer that is no completion. Each wait is twice the one before it, or as long as the server asks for.
 """
 
 from __future__ import annotations
@@ -9,14 +9,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from analysis.quality.judge_templates import SYSTEM
-from analysis.quality.judges.base import Reply
+from toolkit.config import method
+from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
+from toolkit.models.pair import ModelPair, fingerprint, load_tokenizer
 from toolkit.runs.endpoint import Client, Refused, Silent, Wrong, address, key_of, retrying
+from toolkit.types import Prompt
 
 GIVE_UP = 5  # questions without a reply, in a row
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a judge said. text: None if nothing came, `reason` says why. by: what the judge calls itself, if it does."""
+
+    text: str | None
+    reason: str = ""
+    by: str = ""
 
 
 class Endpoint:
@@ -89,17 +102,74 @@ class Endpoint:
         """One request. Raises InputError, Refused or Silent."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
         try:
-            return self._completion(self.client.post({**self.body, "messages": messages}))
+            completion = self.client.post({**self.body, "messages": messages})
         except Wrong as error:
             raise Wrong(f"judge: {error}", error.status) from None
-
-    def _completion(self, found: Any) -> Reply:
-        """What a completion says, and who says it. Raises Silent for what is none."""
         try:
-            text = found["choices"][0]["message"]["content"]
+            text = completion["choices"][0]["message"]["content"]
         except (LookupError, TypeError):
-            raise self.client.nonsense(found) from None
+            raise self.client.nonsense(completion) from None
         if not isinstance(text, str):
             raise Silent("the judge's answer holds no text")
-        by = [str(found[name]) for name in ("model", "system_fingerprint") if found.get(name)]
+        by = [str(completion[name]) for name in ("model", "system_fingerprint") if completion.get(name)]
         return Reply(text, by=" ".join(by))
+
+
+class LocalJudge:
+    """A checkpoint folder or a name of the hub. A tokenizer without a chat template is given the question as it is."""
+
+    def __init__(
+        self, model: str, revision: str | None, dtype: str, device: str | None, batch_size: int, max_tokens: int
+    ):
+        self.model, self.revision, self.dtype, self.device = model, revision, dtype, device
+        self.batch_size = batch_size
+        self.sampling = Sampling(temperature=0.0, max_new_tokens=max_tokens)
+        self.pair: ModelPair | None = None
+        load_tokenizer(model, revision)  # a wrong name is said before anything is decoded
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Name, weights and number format."""
+        identity = {"model": self.model, "revision": self.revision, "max_tokens": self.sampling.max_new_tokens}
+        if self.pair is not None:
+            target = self.pair.target
+            identity |= {"weights": fingerprint(target), "dtype": str(target.dtype).removeprefix("torch.")}
+        return identity
+
+    @property
+    def about(self) -> str:
+        """Name, weights and number format."""
+        identity = self.identity
+        weights = f" (weights {identity['weights']}, {identity['dtype']})" if "weights" in identity else ""
+        return f"{self.model}{weights}, greedily"
+
+    def open(self, pair: Any) -> None:
+        """Load the model."""
+        if self.pair is None:
+            device = self.device or ("cpu" if pair is None else str(pair.device))
+            self.pair = ModelPair.from_pretrained(self.model, device=device, dtype=self.dtype, revision=self.revision)
+
+    def ask(self, questions: Sequence[str]) -> Iterator[Reply]:
+        """In batches of neighbours; a question that the model cannot read has no reply."""
+        assert self.pair is not None
+        for first in range(0, len(questions), self.batch_size):
+            prompts = [self._prompt(text) for text in questions[first : first + self.batch_size]]
+            generations = decode(
+                self.pair, prompts, method("autoregressive"), self.sampling, batch_size=self.batch_size
+            )
+            for generation in generations:
+                error = generation.error and f"the judge could not read it: {generation.error.partition(': ')[2]}"
+                yield Reply(None, error) if error else Reply(generation.text)
+
+    def _prompt(self, question: str) -> Prompt:
+        """As a chat, without the system's turn where the template has none; or as it is."""
+        assert self.pair is not None
+        if not getattr(self.pair.tokenizer, "chat_template", None):
+            return question
+        turn = {"role": "user", "content": question}
+        chat = [{"role": "system", "content": SYSTEM}, turn]
+        try:
+            self.pair.encode(chat)
+        except InputError:
+            return [turn]
+        return chat
