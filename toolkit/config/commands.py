@@ -11,7 +11,7 @@ by its content.
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -743,21 +743,20 @@ def command_of(config_name: str) -> type[Section] | None:
     return COMMANDS.get(config_name)
 
 
-def keys_of(section: type[Section]) -> Keys:
-    """The keys of a declared section, its own first."""
-    kind: Any = section
-    return _declared(kind)
-
-
-@cache
-def _declared(section: Any) -> Keys:
+def _keys_of(section: Any) -> Keys:
+    """The keys of a declared section (a class), its own first."""
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
-    made = {one.name: one for one in fields(section)}
-    return Keys(
-        {name: Key(name, hints[name], meaning_of(hints[name]), _default(made[name])) for name in own if name in made},
-        no_blanks=True,
-    )
+    defaults: dict[str, Any] = {}
+    for entry in fields(section):
+        made_anew = entry.default_factory is not MISSING
+        default = entry.default_factory() if made_anew else entry.default
+        defaults[entry.name] = REQUIRED if default is MISSING else default
+    keys = (Key(name, hints[name], meaning_of(hints[name]), defaults[name]) for name in own if name in defaults)
+    return Keys({key.name: key for key in keys}, no_blanks=True)
+
+
+keys_of: Callable[[Any], Keys] = cache(_keys_of)
 
 
 def defaults_of(section: type[Section]) -> dict[str, Any]:
@@ -770,14 +769,7 @@ def _plain(value: Any) -> Any:
         return "???"
     if not isinstance(value, Section):
         return value
-    names: Any = value
-    return {one.name: _plain(getattr(value, one.name)) for one in fields(names)}
-
-
-def _default(one: Any) -> Any:
-    if one.default_factory is not MISSING:
-        return one.default_factory()
-    return REQUIRED if one.default is MISSING else one.default
+    return {name: _plain(content) for name, content in vars(value).items()}
 
 
 def group_of(annotation: Any) -> Group | None:

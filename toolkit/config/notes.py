@@ -13,7 +13,6 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Union
 
@@ -160,8 +159,3 @@ def notes(annotation: Any) -> list[Any]:
 def meaning_of(annotation: Any) -> str:
     """The text among the notes; of several the last one."""
     return next((note for note in reversed(notes(annotation)) if isinstance(note, str)), "")
-
-
-def intervals(annotation: Any) -> Iterator[Interval]:
-    """The ranges that an annotation puts on a number, also within a union."""
-    return (note for note in notes(annotation) if isinstance(note, Interval))

@@ -11,8 +11,7 @@ import torch
 from toolkit.config.notes import AtLeast, Between
 from toolkit.errors import InputError
 from toolkit.models.teacher import Text
-from toolkit.training.batches import Examples
-from toolkit.training.resumable import ResumableData
+from toolkit.training.batches import Examples, ResumableData
 
 MEASURED = 500  # produced tokens of validation texts
 

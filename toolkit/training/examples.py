@@ -11,8 +11,7 @@ from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
-from toolkit.training.batches import ExampleBatches
-from toolkit.training.resumable import ResumableData
+from toolkit.training.batches import ExampleBatches, ResumableData
 from toolkit.training.states import States
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
 from toolkit.training.examples import ExampleData
-from toolkit.training.learning_rate import best_rate, trial_steps
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.processes import is_first_process
+from toolkit.training.schedule import best_rate, trial_steps
 from toolkit.training.states import Positions
 from toolkit.training.whole_steps import WholeSteps
 
@@ -27,7 +27,7 @@ class HeadTraining(WholeSteps):
 
     head       built for the draft's hidden size
     loss       returns numerator and denominator of a batch; the head learns from their quotient
-    optimizer  of the parameters, a partial; where its lr is None, a short trial finds the rate (`learning_rate`)
+    optimizer  of the parameters, a partial; where its lr is None, a short trial finds the rate (`schedule`)
     scheduler  of (optimizer, num_steps), one step per batch; None: constant rate
     about      travels in every checkpoint: the draft's fingerprint, the head's shape, the W&B run, the rate that was found
 
