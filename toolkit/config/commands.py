@@ -749,8 +749,7 @@ def _keys_of(section: Any) -> Keys:
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
     defaults: dict[str, Any] = {}
     for entry in fields(section):
-        made_anew = entry.default_factory is not MISSING
-        default = entry.default_factory() if made_anew else entry.default
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
         defaults[entry.name] = REQUIRED if default is MISSING else default
     keys = (Key(name, hints[name], meaning_of(hints[name]), defaults[name]) for name in own if name in defaults)
     return Keys({key.name: key for key in keys}, no_blanks=True)

@@ -58,8 +58,7 @@ class DraftTraining(WholeSteps):
     loss         per position
     temperature  of q
     on_policy    texts of the draft's own
-    optimizer, scheduler  as in `HeadTraining`
-    about        travels in every checkpoint
+    optimizer, scheduler, about  as in `WholeSteps`
     """
 
     def __init__(
@@ -73,18 +72,12 @@ class DraftTraining(WholeSteps):
         scheduler: Callable[..., Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ):
-        super().__init__()
+        super().__init__(optimizer, scheduler, about)
         self.draft, self.loss, self.temperature = draft, loss, temperature
         self.teacher, self.on_policy = teacher, on_policy
-        self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.about = dict(about or {})
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(self.draft.parameters())
-        if self.make_scheduler is None:
-            return optimizer
-        schedule = self.make_scheduler(optimizer, self._num_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return self.with_schedule(self.make_optimizer(self.draft.parameters()), self._num_steps)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> dict[str, Tensor]:
         own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
@@ -129,9 +122,6 @@ class DraftTraining(WholeSteps):
         if kept is None:
             logits = fit_logits(logits, self.teacher.vocab_size, logits.device)
         return [(1.0, outlook(expected, logits, batch.labels, self.temperature, kept))]
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["about"] = self.about
 
     @property
     def _num_steps(self) -> int:

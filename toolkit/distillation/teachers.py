@@ -166,8 +166,8 @@ class CachedTeacher:
 
     def prepare(self, train: TextBatch, validation: TextBatch) -> None:
         """Compute what the folder lacks, and keep it: files of up to SHARD training texts, and one per validation text."""
-        missing = sorted((text for text in train.texts if key_of(text) not in self.entries), key=_length)
-        read = sorted(zip(validation.texts, validation.positions, strict=True), key=lambda pair: _length(pair[0]))
+        missing = sorted((text for text in train.texts if key_of(text) not in self.entries), key=length_of)
+        read = sorted(zip(validation.texts, validation.positions, strict=True), key=lambda pair: length_of(pair[0]))
         unread = [(text, where) for text, where in read if not self._validation_file(text, where).exists()]
         if not missing and not unread:
             return
@@ -256,9 +256,7 @@ class CachedTeacher:
         if not (self.folder / ABOUT).exists():
             return {}
         record = read_json(self.folder / ABOUT)
-        there = Weights.recorded(record, "target")
-        reason = None if there is None or self.weights is None else there.other_than(self.weights)
-        if reason is not None:
+        if self.weights is not None and (reason := Weights.changed(record, self.weights, "target")) is not None:
             raise InputError(
                 f"teacher.folder: {self.folder} is of another target ({reason}); choose another folder, or delete it"
             )
@@ -273,7 +271,7 @@ def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _length(text: Text) -> int:
+def length_of(text: Text) -> int:
     """Tokens of prompt and response: texts that are read together should have similar ones, for they are padded."""
     return len(text[0]) + len(text[1])
 

@@ -115,7 +115,7 @@ class StoppedDraft:
         self.generation_config.num_assistant_tokens = self.policy.limit
         self.generation_config.num_assistant_tokens_schedule = "constant"
         self.generation_config.assistant_confidence_threshold = 0.0
-        self._state = self._live_state()
+        self._state = self.policy.init(1, self.draft.device)
         self._text, self._drafted = 0, 0  # tokens of the text before the last round, and of the round
 
     def __getattr__(self, name: str) -> Any:
@@ -135,14 +135,11 @@ class StoppedDraft:
         self._text, self._drafted = length, output.sequences.shape[1] - length
         return output
 
-    def _live_state(self) -> dict[str, Tensor]:
-        return self.policy.init(1, self.draft.device)
-
     def _begin(self, length: int, fresh: bool) -> None:
         """Tell the policy how the last round went, or begin a text; then begin a round."""
         device = self.draft.device
         if fresh:
-            self._state = self._live_state()
+            self._state = self.policy.init(1, device)
         else:  # every round adds what it accepted and one token more
             accepted = min(max(length - self._text - 1, 0), self._drafted)
             outcome = Outcome(*(torch.tensor([n], device=device) for n in (self._drafted, accepted)))
@@ -182,8 +179,5 @@ def _watched(model: Any) -> Iterator[dict[str, Tensor]]:
         def keep(module: Any, args: Any, output: Any) -> None:
             seen["logits"], seen["hidden"] = output.logits[:, -1], states.pop()[:, -1]
 
-        hook = model.register_forward_hook(keep)
-        try:
+        with model.register_forward_hook(keep):
             yield seen
-        finally:
-            hook.remove()

@@ -121,13 +121,9 @@ def produced_logits(model: Any, texts: Sequence[Text], positions: Sequence[Seque
     tokens = _readable(model, reads)
     if _is_tabular(model):
         return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).logits[rows, columns]
-    hook = model.get_output_embeddings().register_forward_pre_hook(
-        lambda module, args: (args[0][rows, columns].unsqueeze(0),)
-    )
-    try:
+    output = model.get_output_embeddings()
+    with output.register_forward_pre_hook(lambda module, args: (args[0][rows, columns].unsqueeze(0),)):
         return model(input_ids=tokens, use_cache=False).logits[0]
-    finally:
-        hook.remove()
 
 
 @torch.no_grad()
@@ -138,11 +134,9 @@ def states_of(model: Any, tokens: Tensor) -> Tensor:
         return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).hidden
     with watched_states(model) as states:
         # The logits are not used: compute one column of them. This hook comes after the one that reads the states.
-        hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0][:, -1:],))
-        try:
+        output = model.get_output_embeddings()
+        with output.register_forward_pre_hook(lambda module, args: (args[0][:, -1:],)):
             model(input_ids=tokens, use_cache=False)
-        finally:
-            hook.remove()
     return states[0]
 
 

@@ -34,9 +34,7 @@ class ExampleData(ResumableData):
         (summary,) = self.inputs(self.path)
         self.summary: dict[str, Any] = read_json(summary)
         self.weights = Weights.of(draft)
-        recorded = Weights.recorded(self.summary)
-        reason = None if recorded is None else recorded.other_than(self.weights)
-        if reason is not None:
+        if (reason := Weights.changed(self.summary, self.weights)) is not None:
             raise InputError(
                 f"the data in {path} were made with another draft ({reason}): set pair.draft to that one, or make them again"
             )
