@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 from toolkit.config import methods, sources
 from toolkit.config.commands import Grid, Section, command_of, group_of, keys_of
-from toolkit.config.keys import REQUIRED, Key, Keys
-from toolkit.config.notes import Choice, meaning_of, notes
+from toolkit.config.notes import REQUIRED, Choice, Key, Keys, meaning_of, notes
 from toolkit.config.others import OTHERS
 from toolkit.config.values import (
     LISTS,

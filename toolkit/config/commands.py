@@ -17,8 +17,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
-from toolkit.config.keys import REQUIRED, Key, Keys
 from toolkit.config.notes import (
+    REQUIRED,
     Above,
     AtLeast,
     Between,
@@ -27,6 +27,8 @@ from toolkit.config.notes import (
     Group,
     Head,
     HubData,
+    Key,
+    Keys,
     Model,
     Probability,
     meaning_of,

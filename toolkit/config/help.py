@@ -14,7 +14,7 @@ from toolkit.config import sources
 from toolkit.config.check import HYDRAS, keys_of_class, resolved, section_in
 from toolkit.config.commands import Command, Grid, command_of, group_of, keys_of
 from toolkit.config.complaints import composed
-from toolkit.config.keys import REQUIRED, Key, Keys
+from toolkit.config.notes import REQUIRED, Key, Keys
 from toolkit.config.others import OTHERS
 from toolkit.config.values import is_known, is_node, options, say
 

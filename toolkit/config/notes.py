@@ -5,6 +5,7 @@
 
 A note is written once, beside the type. The command line's check and `--help` read it without importing the class. The
 class itself asks for the ranges with `toolkit.config.values.check_ranges`. A text among the notes is the key's meaning.
+`Key` has all that is known of one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import math
 import re
 import types
 import typing
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Union
 
 UNIONS = (Union, types.UnionType)
@@ -146,6 +148,34 @@ class HubData:
 
 
 CONTENTS = (File, Head, Model, HubData)
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+REQUIRED = object()  # instead of a default
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key: its type (a typing object, with notes), what it means in a sentence, its default if it has one."""
+
+    name: str
+    annotation: Any = Any
+    meaning: str = ""
+    default: Any = REQUIRED
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one class, function or command.
+
+    takes_any  further keys go through to something else (**kwargs)
+    no_blanks  an empty text is no value: keys of commands name folders and choices
+    """
+
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    takes_any: bool = False
+    no_blanks: bool = False
 
 
 def notes(annotation: Any) -> list[Any]:
