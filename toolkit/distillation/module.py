@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toolkit import config
 from toolkit.decoding import decode
-from toolkit.distillation.data import TextBatch
+from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import Loss, Outlook
 from toolkit.distillation.teachers import Expected, Teacher, outlook
 from toolkit.engine.engine import EngineOptions
@@ -79,11 +79,11 @@ class DraftTraining(WholeSteps):
     def configure_optimizers(self) -> Any:
         return self.with_schedule(self.make_optimizer(self.draft.parameters()), self._num_steps)
 
-    def training_step(self, batch: TextBatch, batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch: DraftBatch, batch_idx: int) -> dict[str, Tensor]:
         own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
         if is_on_policy(own.lmbda, own.seed, step):
             seed = own.seed + self.trainer.global_rank
-            batch = TextBatch(
+            batch = DraftBatch(
                 own_texts(self.draft, batch.texts, own.sampling, own.ends, seed, step) if batch.texts else []
             )
         if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
@@ -96,7 +96,7 @@ class DraftTraining(WholeSteps):
         whole = total.new_tensor(sum(weight * len(loss) for weight, loss in losses))
         return self.share_of_step(total, whole, len(batch.labels))
 
-    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
         (_, seen), *deeper = self.outlooks(batch, Expected(self.teacher.whole(batch)))
         for depth, (_, other) in enumerate(deeper, start=2):
             count = len(other.token_log_probs)
@@ -111,7 +111,7 @@ class DraftTraining(WholeSteps):
         cross_entropy = -seen.token_log_probs[seen.has_row].sum() / max(covered, 1)
         self.log("val/cross_entropy", cross_entropy, on_epoch=True, batch_size=covered, sync_dist=True)
 
-    def outlooks(self, batch: TextBatch, expected: Expected) -> list[tuple[float, Outlook]]:
+    def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
         """The distributions of target and draft at a batch's positions, with the weight of their loss.
 
         There is one entry per depth that the draft is unrolled to; a separate draft has one. Gradients go to the draft.

@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from toolkit.config.notes import AtLeast
-from toolkit.distillation.data import TextBatch
+from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import LOWEST, Outlook
 from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
@@ -54,13 +54,13 @@ class Teacher(Protocol):
 
     vocab_size: int
 
-    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
+    def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Announce the texts that `expected` and `whole` will get."""
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """What the target expects at every produced token of texts, one text after another."""
 
-    def whole(self, batch: TextBatch) -> Tensor:
+    def whole(self, batch: DraftBatch) -> Tensor:
         """log p [n, V] at a batch's positions."""
 
 
@@ -120,14 +120,14 @@ class OnlineTeacher:
     def __init__(self, target: Any, temperature: float, about: Weights | None = None):
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size(target)
 
-    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
+    def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Do nothing: every batch is read when it comes."""
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """Log probabilities of the whole vocabulary."""
         return Expected(log_probs_of(self.target, self.temperature, texts))
 
-    def whole(self, batch: TextBatch) -> Tensor:
+    def whole(self, batch: DraftBatch) -> Tensor:
         """log p [n, V] at a batch's positions."""
         return log_probs_of(self.target, self.temperature, batch.texts, batch.positions)
 
@@ -164,7 +164,7 @@ class CachedTeacher:
         for path in sorted(self.folder.glob("*.safetensors")):
             self._open(path)
 
-    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
+    def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Compute what the folder lacks, and keep it: files of up to SHARD training texts, and one per validation text."""
         missing = sorted((text for text in train.texts if key_of(text) not in self.entries), key=length_of)
         read = sorted(zip(validation.texts, validation.positions, strict=True), key=lambda pair: length_of(pair[0]))
@@ -197,7 +197,7 @@ class CachedTeacher:
         parts = [self._stored(text) if key_of(text) in self.entries else self._asked([text]) for text in texts]
         return Expected(**_joined(parts))
 
-    def whole(self, batch: TextBatch) -> Tensor:
+    def whole(self, batch: DraftBatch) -> Tensor:
         """log p [n, V] at a batch's positions, which `prepare` has computed."""
         files = map(self._validation_file, batch.texts, batch.positions)
         return torch.cat([load_tensors(path, "teacher cache")[0]["log_probs"] for path in files])

@@ -31,7 +31,7 @@ from transformers import AutoConfig
 
 from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
-from toolkit.distillation.data import TextBatch
+from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import Outlook
 from toolkit.distillation.module import DraftTraining
 from toolkit.distillation.teachers import Expected, key_of, length_of, outlook
@@ -231,7 +231,7 @@ class UnrolledTraining(DraftTraining):
         super().__init__(*args, **kwargs)
         self.states, self.kind = states, kind
 
-    def outlooks(self, batch: TextBatch, expected: Expected) -> list[tuple[float, Outlook]]:
+    def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
         kept = self.draft.lm_head.kept
         whole = kept if len(kept) < self.teacher.vocab_size else None
         by_depth = logits_by_depth(

@@ -60,7 +60,7 @@ def assistant(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AssistedRound:
     """A round and its verdict, as policies ask for them (`Drafted`, `Judged`); [1] each."""
 
     num_drafted: Tensor
@@ -142,7 +142,7 @@ class StoppedDraft:
             self._state = self.policy.init(1, device)
         else:  # every round adds what it accepted and one token more
             accepted = min(max(length - self._text - 1, 0), self._drafted)
-            outcome = Outcome(*(torch.tensor([n], device=device) for n in (self._drafted, accepted)))
+            outcome = AssistedRound(*(torch.tensor([n], device=device) for n in (self._drafted, accepted)))
             self._state = self.policy.observe(outcome, outcome, self._state)
         live = torch.ones(1, dtype=torch.bool, device=device)
         self._state, self._wanted = self.policy.begin(live, self._state)

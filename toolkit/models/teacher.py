@@ -34,7 +34,7 @@ def pad_right(texts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextReading:
     """What both sides say of the n produced tokens of a text, on the target's device and over its vocabulary.
 
     target_probs  [n, V] p, warped as in decoding
@@ -73,7 +73,7 @@ def readings_along(
     sampling: Sampling,
     positions: Sequence[Sequence[int]] | None = None,
     num_drafts: int = 1,
-) -> Iterator[Reading]:
+) -> Iterator[TextReading]:
     """What the target and the first drafts of a pair say of each produced token given what precedes it, text by text.
 
     One pass of every model over all texts; the tokens after the last one asked for are not read.
@@ -91,7 +91,7 @@ def readings_along(
             seen = seen_before(prompt, produced, pair.vocab_size)[list(where)].to(pair.device)
         target_probs = warp(target[row].to(pair.device), sampling, seen)
         logits = [penalized(pair.fit(draft[row]), sampling, seen) for draft in drafts]
-        yield Reading(target_probs, logits, sampling)
+        yield TextReading(target_probs, logits, sampling)
 
 
 def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:

@@ -107,8 +107,11 @@ def wandb_run(
     if mode == "disabled":
         yield None
         return
+    from hydra.core.hydra_config import HydraConfig
+
     folder = Path(folder)
-    group = group or os.environ.get("WANDB_RUN_GROUP") or experiment_name() or sweep_name()
+    experiment = HydraConfig.get().runtime.choices.get("experiment") if HydraConfig.initialized() else None
+    group = group or os.environ.get("WANDB_RUN_GROUP") or (experiment and str(experiment)) or sweep_name()
     options = {
         "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
         "id": run_id,
@@ -133,14 +136,6 @@ def wandb_run(
         run.finish(exit_code=exit_code)
         if run.settings._offline:
             print(f"wandb: offline run; upload it with: python -m toolkit.sync folder={folder}")
-
-
-def experiment_name() -> str | None:
-    """The experiment of the Hydra job that is running, if it has one."""
-    from hydra.core.hydra_config import HydraConfig
-
-    name = HydraConfig.get().runtime.choices.get("experiment") if HydraConfig.initialized() else None
-    return None if name is None else str(name)
 
 
 def overrides_name(words: Sequence[str] | None = None, name: str = "", without: Sequence[str] = ()) -> str | None:

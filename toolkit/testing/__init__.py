@@ -115,8 +115,8 @@ def tiny_eagle3(
     draft: Any = Eagle3(config, layers, len(layers) * base.hidden_size, kept, flags).to(target.dtype)
     for parameter in draft.parameters():
         parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    made: Eagle3 = draft.to(target.device).requires_grad_(False).eval()
-    return made
+    frozen: Eagle3 = draft.to(target.device).requires_grad_(False).eval()
+    return frozen
 
 
 def table_pair(device: torch.device | str = "cpu") -> ModelPair:
