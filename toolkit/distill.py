@@ -208,11 +208,15 @@ def reduce_output(draft: Any, count: int, data: TextData, ends: Sequence[int]) -
     """Keep the output rows of the most frequent tokens of the training texts, and the input embeddings as they are."""
     if kept_tokens(draft) is not None:
         raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
-    parts = {name: part.whole for name, part in data.states.items()}
-    kept = most_frequent(parts["train"].texts, count, range(vocab_size(draft)), ends)
-    reduce_vocabulary(draft, kept, ends)
-    covered = torch.isin(parts["validation"].labels, torch.tensor(kept)).float().mean()
-    print(f"distill: {count:,} of {draft.output_size:,} tokens keep an output row, {covered:.1%} of validation tokens")
+    reduce_vocabulary(draft, frequent_tokens(count, data, vocab_size(draft), ends, "keep"), ends)
+
+
+def frequent_tokens(count: int, data: TextData, size: int, ends: Sequence[int], verb: str) -> list[int]:
+    """The most frequent tokens of the training texts, and a line that says how many validation tokens these are."""
+    tokens = most_frequent(data.states["train"].whole.texts, count, range(size), ends)
+    covered = torch.isin(data.states["validation"].whole.labels, torch.tensor(tokens)).float().mean()
+    print(f"distill: {count:,} of {size:,} tokens {verb} an output row, {covered:.1%} of validation tokens")
+    return tokens
 
 
 def build_module(
@@ -271,13 +275,10 @@ def state_reader(cfg: commands.Distill, kind: Unrolled, target: ModelPair | None
         draft = eagle3.load(Path(source), cfg.pair.dtype, target.target, target.device).requires_grad_(True)
         draft.embed_tokens.requires_grad_(False)
         return draft
-    size, parts = vocab_size(target.target), {name: part.whole for name, part in data.states.items()}
-    kept = None
+    size, tokens = vocab_size(target.target), None
     if cfg.vocabulary is not None and cfg.vocabulary < size:
-        kept = most_frequent(parts["train"].texts, cfg.vocabulary, range(size), target.end_ids or ())
-        covered = torch.isin(parts["validation"].labels, torch.tensor(kept)).float().mean()
-        print(f"distill: {len(kept):,} of {size:,} tokens have an output row, {covered:.1%} of validation tokens")
-    return kind.begin(target.target, kept, cfg.seed)
+        tokens = frequent_tokens(cfg.vocabulary, data, size, target.end_ids or (), "have")
+    return kind.begin(target.target, tokens, cfg.seed)
 
 
 def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData) -> Any:
