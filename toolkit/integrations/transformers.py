@@ -127,18 +127,8 @@ class StoppedDraft:
         if settings is None or not getattr(settings, "is_assistant", False):
             return self.draft.generate(*args, stopping_criteria=stopping_criteria, **kwargs)
         length = kwargs["input_ids"].shape[1]
-        self._begin(length, fresh=kwargs.get("past_key_values") is None)
-        with _watched(self.draft) as seen:
-            criterion = _Stop(self, seen, length, bool(settings.do_sample))
-            every = StoppingCriteriaList([*(stopping_criteria or ()), criterion])
-            output = self.draft.generate(*args, stopping_criteria=every, **kwargs)
-        self._text, self._drafted = length, output.sequences.shape[1] - length
-        return output
-
-    def _begin(self, length: int, fresh: bool) -> None:
-        """Tell the policy how the last round went, or begin a text; then begin a round."""
-        device = self.draft.device
-        if fresh:
+        device = self.draft.device  # tell the policy how the last round went, or begin a text; then begin a round
+        if kwargs.get("past_key_values") is None:
             self._state = self.policy.init(1, device)
         else:  # every round adds what it accepted and one token more
             accepted = min(max(length - self._text - 1, 0), self._drafted)
@@ -146,6 +136,12 @@ class StoppedDraft:
             self._state = self.policy.observe(outcome, outcome, self._state)
         live = torch.ones(1, dtype=torch.bool, device=device)
         self._state, self._wanted = self.policy.begin(live, self._state)
+        with _watched(self.draft) as seen:
+            criterion = _Stop(self, seen, length, bool(settings.do_sample))
+            every = StoppingCriteriaList([*(stopping_criteria or ()), criterion])
+            output = self.draft.generate(*args, stopping_criteria=every, **kwargs)
+        self._text, self._drafted = length, output.sequences.shape[1] - length
+        return output
 
     def decide(self, step: DraftStep) -> Tensor:
         """Whether to end the round after this token [1]."""
