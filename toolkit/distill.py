@@ -33,9 +33,8 @@ import torch
 from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate, plain
-from toolkit.distillation.card import card_of
 from toolkit.distillation.data import TextData
-from toolkit.distillation.drafts import begin, blank_of, export, shape_of
+from toolkit.distillation.drafts import begin, blank_of, card_of, export, shape_of
 from toolkit.distillation.layers import draft_of, most_costly
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy

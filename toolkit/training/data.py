@@ -15,7 +15,6 @@ from toolkit.files import journal
 from toolkit.files.atomic import content_hash
 from toolkit.files.text import first_line
 from toolkit.models.teacher import hidden_size
-from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.training.cached import CachedStates, HybridStates, announce, check_present, fill
 from toolkit.training.examples import ExampleData
 from toolkit.training.mixed_texts import MixedTexts
@@ -23,7 +22,6 @@ from toolkit.training.online import OnlineStates
 from toolkit.training.shards import FORMAT, Shards
 from toolkit.training.states import Positions
 
-SUMMARY = "summary.json"
 SPLITS = ("train", "validation")
 FEATURES, ON_MISSING = ("online", "cached", "hybrid"), ("generate", "skip", "raise")
 MEND = "delete the folder dataset/ there and run data_gen.mix again"
@@ -48,6 +46,8 @@ class MixedData(ExampleData):
     Raises InputError if the folder is not finished, or the draft another one.
     """
 
+    made_by = ("data_gen.mix", "dataset/", "data")
+
     def __init__(
         self,
         path: Annotated[str | Path, File()],
@@ -70,16 +70,6 @@ class MixedData(ExampleData):
         self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
         self._online: dict[str, OnlineStates] = {}
         self.head_inputs = Inputs()
-
-    @staticmethod
-    def inputs(folder: Path) -> list[Path]:
-        if not (folder / MANIFEST).exists() or not (folder / "dataset").exists():
-            raise InputError(
-                f"data.path: expected a folder of data_gen.mix (with {MANIFEST} and dataset/), got {folder}"
-            )
-        if read_manifest(folder).get("status") != "finished":
-            raise InputError(f"the data in {folder} are not finished: run data_gen.mix again first")
-        return [folder / SUMMARY]
 
     @classmethod
     def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:

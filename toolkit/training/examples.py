@@ -5,14 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
+from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.training.batches import ExampleBatches, ResumableData
 from toolkit.training.states import States
+
+SUMMARY = "summary.json"
 
 
 class ExampleData(ResumableData):
@@ -24,6 +27,10 @@ class ExampleData(ResumableData):
 
     Raises InputError if the folder is not finished, or the draft another one.
     """
+
+    made_by: ClassVar[
+        tuple[str, str, str]
+    ]  # the command, what its folder has beside the manifest, how messages call that
 
     def __init__(self, path: str | Path, draft: Any, batch_size: int, shuffle: bool, seed: int):
         super().__init__()
@@ -40,10 +47,15 @@ class ExampleData(ResumableData):
             )
         self.states: dict[str, States] = {}
 
-    @staticmethod
-    @abstractmethod
-    def inputs(folder: Path) -> list[Path]:
+    @classmethod
+    def inputs(cls, folder: Path) -> list[Path]:
         """The files that describe a folder of data. Raises InputError if it is not a folder of data, or not finished."""
+        command, part, data = cls.made_by
+        if not (folder / MANIFEST).exists() or not (folder / part).exists():
+            raise InputError(f"data.path: expected a folder of {command} (with {MANIFEST} and {part}), got {folder}")
+        if read_manifest(folder).get("status") != "finished":
+            raise InputError(f"the {data} in {folder} are not finished: run {command} again first")
+        return [folder / SUMMARY]
 
     @classmethod
     def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -9,12 +10,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from toolkit.config import instantiate
 from toolkit.training.checkpoints import AtomicCheckpointIO
-from toolkit.training.console import on_terminal, progress
+from toolkit.training.console import EpochLines
 from toolkit.training.processes import is_distributed
 
 
@@ -88,13 +90,14 @@ def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any], device: torch.
     callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values() if spec is not None]
     alone = [] if is_distributed(cfg.trainer) else [LightningEnvironment()]  # not what a launcher's variables say
     on_gpu = device is not None and device.type == "cuda" and not is_distributed(cfg.trainer)
+    on_terminal = sys.stdout.isatty()
     trainer: pl.Trainer = instantiate(cfg.trainer)(
         **({"accelerator": "gpu", "devices": [device.index or 0]} if on_gpu and device else {}),
         default_root_dir=str(folder),
         logger=list(loggers) or False,
-        callbacks=[*callbacks, Curves(), progress()],
+        callbacks=[*callbacks, Curves(), RichProgressBar(leave=True) if on_terminal else EpochLines()],
         plugins=[AtomicCheckpointIO(), *alone],
         enable_checkpointing=any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks),
-        enable_progress_bar=on_terminal(),
+        enable_progress_bar=on_terminal,
     )
     return trainer
