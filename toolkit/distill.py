@@ -55,7 +55,7 @@ from toolkit.training.console import quiet_lightning
 from toolkit.training.loggers import run_id_of
 from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.start import check_choice, resume_path
-from toolkit.training.trainer import build_trainer
+from toolkit.training.trainer import build_trainer, open_loggers
 
 LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
 DRAFT, SCORES = "draft", "metrics.json"
@@ -137,15 +137,10 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         check_resumable(checkpoint["about"], module.about, resumed)
     with ExitStack() as stack:
         first_step = 0 if checkpoint is None else checkpoint["global_step"]
-        runtime = {
-            "folder": stage.folder,
-            "config": plain(cfg),
-            "run_id": module.about["wandb_run_id"],
-            "first_step": first_step,
-        }
-        opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
-        open_loggers = [logger for logger in opened if logger is not None]
-        trainer = build_trainer(cfg, stage.folder, open_loggers, torch.device(cfg.pair.get("device") or "cpu"))
+        run_id = module.about["wandb_run_id"]
+        runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
+        loggers = open_loggers(cfg, stack, **runtime)
+        trainer = build_trainer(cfg, stage.folder, loggers, torch.device(cfg.pair.get("device") or "cpu"))
         if trainer.is_global_zero:
             measured = data.states["validation"]
             print(

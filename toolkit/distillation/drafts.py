@@ -84,12 +84,12 @@ def blank_of(model: Any) -> Callable[[], Any]:
     if isinstance(model, Eagle3):
         return model.blank
     kind, config, dtype, generation_config = type(model), model.config, model.dtype, model.generation_config
-    kept = kept_tokens(model)
+    tokens = kept_tokens(model)
 
     def blank() -> Any:
         copied = kind(copy.deepcopy(config)).to(dtype)
         copied.generation_config = copy.deepcopy(generation_config)
-        return copied if kept is None else reduce_vocabulary(copied, kept.tolist(), ())
+        return copied if tokens is None else reduce_vocabulary(copied, tokens.tolist(), ())
 
     return blank
 

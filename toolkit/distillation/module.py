@@ -116,12 +116,12 @@ class DraftTraining(WholeSteps):
 
         There is one entry per depth that the draft is unrolled to; a separate draft has one. Gradients go to the draft.
         """
-        kept = kept_tokens(self.draft)
+        tokens = kept_tokens(self.draft)
         with rows_alone(self.draft):
             logits = produced_logits(self.draft, batch.texts, batch.positions).float()
-        if kept is None:
+        if tokens is None:
             logits = fit_logits(logits, self.teacher.vocab_size, logits.device)
-        return [(1.0, outlook(expected, logits, batch.labels, self.temperature, kept))]
+        return [(1.0, outlook(expected, logits, batch.labels, self.temperature, tokens))]
 
     @property
     def _num_steps(self) -> int:

@@ -232,8 +232,7 @@ class UnrolledTraining(DraftTraining):
         self.states, self.kind = states, kind
 
     def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
-        kept = self.draft.lm_head.kept
-        whole = kept if len(kept) < self.teacher.vocab_size else None
+        tokens = self.draft.lm_head.kept if len(self.draft.lm_head.kept) < self.teacher.vocab_size else None
         by_depth = logits_by_depth(
             self.draft, self.states.of(batch.texts), batch.texts, batch.positions, self.kind.depth
         )
@@ -245,7 +244,7 @@ class UnrolledTraining(DraftTraining):
                     logits.float(),
                     batch.labels.to(index.device)[index],
                     self.temperature,
-                    whole,
+                    tokens,
                 ),
             )
             for number, (logits, index) in enumerate(by_depth)

@@ -10,6 +10,7 @@ from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast, File
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import content_hash
@@ -23,7 +24,6 @@ from toolkit.training.shards import FORMAT, Shards
 from toolkit.training.states import Positions
 
 SPLITS = ("train", "validation")
-FEATURES, ON_MISSING = ("online", "cached", "hybrid"), ("generate", "skip", "raise")
 MEND = "delete the folder dataset/ there and run data_gen.mix again"
 STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
 LABELS = (
@@ -60,14 +60,10 @@ class MixedData(ExampleData):
         seed: int = 0,
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
-        if draft_batch_size < 1:
-            raise InputError(f"data.draft_batch_size: expected at least 1, got {draft_batch_size}")
-        for key, value, choices in (("features", features, FEATURES), ("on_missing", on_missing, ON_MISSING)):
-            if value not in choices:
-                raise InputError(f"data.{key}: expected one of {', '.join(choices)}, got {value!r}")
+        self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
+        check_ranges(self, "data.")
         if on_missing != "generate" and features != "cached":
             raise InputError(f"data.on_missing={on_missing} is for data.features=cached, got data.features={features}")
-        self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
         self._online: dict[str, OnlineStates] = {}
         self.head_inputs = Inputs()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -80,6 +81,12 @@ class Curves(pl.Callback):
         for name in ("train/loss", "perf/tokens_per_second"):
             pl_module.log(name, values[name], prog_bar=True, logger=False)
         self.total, self.weight, self.num_positions, self.started = 0.0, 0.0, 0, now
+
+
+def open_loggers(cfg: Any, stack: ExitStack, **runtime: Any) -> list[Any]:
+    """The loggers that a config names, open until the stack ends; None is left out, where another process logs."""
+    opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
+    return [logger for logger in opened if logger is not None]
 
 
 def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any], device: torch.device | None = None) -> pl.Trainer:
