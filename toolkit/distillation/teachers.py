@@ -194,7 +194,13 @@ class CachedTeacher:
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """The likeliest tokens of every position; texts that the folder lacks are read by the target, and not kept."""
-        parts = [self._stored(text) if key_of(text) in self.entries else self._asked([text]) for text in texts]
+        parts = []
+        for text in texts:
+            if (key := key_of(text)) in self.entries:
+                tensors, first, last = self.entries[key]
+                parts.append({name: tensor[first:last] for name, tensor in tensors.items()})
+            else:
+                parts.append(self._asked([text]))
         return Expected(**_joined(parts))
 
     def whole(self, batch: DraftBatch) -> Tensor:
@@ -204,10 +210,6 @@ class CachedTeacher:
 
     def _validation_file(self, text: Text, positions: Sequence[int]) -> Path:
         return self.folder / "validation" / f"{content_hash([key_of(text), list(positions)], 24)}.safetensors"
-
-    def _stored(self, text: Text) -> dict[str, Tensor]:
-        tensors, first, last = self.entries[key_of(text)]
-        return {name: tensor[first:last] for name, tensor in tensors.items()}
 
     def _asked(self, texts: Sequence[Text]) -> dict[str, Tensor]:
         """Log probabilities and tokens [n, k] of texts, and log_rest [n], from the target."""

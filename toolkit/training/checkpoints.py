@@ -74,10 +74,12 @@ class Checkpoints(pl.callbacks.Checkpoint):
     def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if trainer.fast_dev_run:
             return
-        score = trainer.callback_metrics.get(self.monitor)
-        if score is not None and self._is_better(float(score)):
-            self.best_score = float(score)
-            self._save(trainer, BEST)
+        metric, best = trainer.callback_metrics.get(self.monitor), self.best_score
+        if metric is not None:
+            score = float(metric)
+            if best is None or (score < best if self.mode == "min" else score > best):
+                self.best_score = score
+                self._save(trainer, BEST)
         self._save(trainer, LAST)
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,11 +93,6 @@ class Checkpoints(pl.callbacks.Checkpoint):
         for logger in trainer.loggers:  # what was logged up to here belongs to the state that is saved
             logger.save()
         trainer.save_checkpoint(self.folder / name)
-
-    def _is_better(self, score: float) -> bool:
-        if self.best_score is None:
-            return True
-        return score < self.best_score if self.mode == "min" else score > self.best_score
 
 
 class EarlyStop(EarlyStopping):
