@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from toolkit.config import methods, sources
-from toolkit.config.commands import Grid, Section, command_of, group_of, keys_of
+from toolkit.config.commands import ConfigSection, Grid, command_of, group_of, keys_of
 from toolkit.config.notes import REQUIRED, Choice, Key, Keys, meaning_of, notes
 from toolkit.config.others import OTHERS
 from toolkit.config.values import (
@@ -100,9 +100,11 @@ def keys_at(config: Mapping[str, Any], config_name: str, path: str) -> Iterable[
     return sorted(keys - set(HYDRAS))
 
 
-def section_in(annotation: Any) -> type[Section] | None:
+def section_in(annotation: Any) -> type[ConfigSection] | None:
     """The declared section that an annotation asks for, if it does."""
-    return next((kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, Section)), None)
+    return next(
+        (kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, ConfigSection)), None
+    )
 
 
 class _Walk:
@@ -175,7 +177,7 @@ class _Walk:
         if self.judged and target == methods.METHOD:
             methods.check_method(node)
 
-    def _judge(self, path: str, value: Any, annotation: Any, section: type[Section] | None) -> None:
+    def _judge(self, path: str, value: Any, annotation: Any, section: type[ConfigSection] | None) -> None:
         """A leaf: its type and range."""
         if section is not None or _needs_choice(annotation):
             group = group_of(annotation)

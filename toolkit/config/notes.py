@@ -109,7 +109,7 @@ class Called:
 
 
 @dataclass(frozen=True)
-class Group:
+class ConfigGroup:
     """A key that is chosen in `conf/<name>/`. `built`: a class with its arguments; `nullable`: or nothing."""
 
     name: str
