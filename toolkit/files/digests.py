@@ -6,7 +6,6 @@ names of the cache's blobs. Nothing is read, and nothing downloaded.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.files import journal
 from toolkit.files.atomic import content_hash, parse_json_file, write_json
 
 # Of a model folder, what its outputs depend on: weights, configuration, tokenizer, code.
@@ -150,6 +150,10 @@ def _remember(path: Path, stamp: list[int], sha256: str) -> None:
 
 
 def _read(path: Path, bar: Any) -> str:
+    if path.stat().st_size < LARGE:
+        return journal.digest(path)
+    import hashlib
+
     sha = hashlib.sha256()
     with open(path, "rb") as handle:
         while block := handle.read(BLOCK):
