@@ -86,7 +86,17 @@ def _decoded(cfg: commands.Decode) -> Stage:
             )
         seconds = perf_counter() - started
         lines = [
-            {**as_record(prompt.id, generation), "prompt": str(prompt.content), "pieces": _pieces(pair, generation)}
+            {
+                "id": prompt.id,
+                "text": generation.text,
+                "token_ids": generation.token_ids,
+                "finish_reason": generation.finish_reason,
+                "error": generation.error,
+                "counts": asdict(generation.counts),
+                "rounds": [asdict(r) for r in generation.rounds],
+                "prompt": str(prompt.content),
+                "pieces": _pieces(pair, generation),
+            }
             for prompt, generation in zip(prompts, generations, strict=True)
         ]
         write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
@@ -98,19 +108,6 @@ def _decoded(cfg: commands.Decode) -> Stage:
         facts |= {"seconds": seconds, "num_tokens": sum(len(g.token_ids) for g in generations)}
         stage.finish(**facts, first_error=errors[0] if errors else None)
     return stage
-
-
-def as_record(prompt_id: str, generation: Generation) -> dict[str, Any]:
-    """One line of generations.jsonl."""
-    return {
-        "id": prompt_id,
-        "text": generation.text,
-        "token_ids": generation.token_ids,
-        "finish_reason": generation.finish_reason,
-        "error": generation.error,
-        "counts": asdict(generation.counts),
-        "rounds": [asdict(r) for r in generation.rounds],
-    }
 
 
 def _export(stage: Stage, category: str, model_id: str) -> None:

@@ -33,9 +33,8 @@ import torch
 from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate, plain
-from toolkit.distillation.card import card_of
 from toolkit.distillation.data import TextData
-from toolkit.distillation.drafts import begin, blank_of, export, shape_of
+from toolkit.distillation.drafts import begin, blank_of, card_of, export, shape_of
 from toolkit.distillation.layers import draft_of, most_costly
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
@@ -56,7 +55,7 @@ from toolkit.training.console import quiet_lightning
 from toolkit.training.loggers import run_id_of
 from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.start import check_choice, resume_path
-from toolkit.training.trainer import build_trainer
+from toolkit.training.trainer import build_trainer, open_loggers
 
 LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
 DRAFT, SCORES = "draft", "metrics.json"
@@ -138,15 +137,10 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         check_resumable(checkpoint["about"], module.about, resumed)
     with ExitStack() as stack:
         first_step = 0 if checkpoint is None else checkpoint["global_step"]
-        runtime = {
-            "folder": stage.folder,
-            "config": plain(cfg),
-            "run_id": module.about["wandb_run_id"],
-            "first_step": first_step,
-        }
-        opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
-        open_loggers = [logger for logger in opened if logger is not None]
-        trainer = build_trainer(cfg, stage.folder, open_loggers, torch.device(cfg.pair.get("device") or "cpu"))
+        run_id = module.about["wandb_run_id"]
+        runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
+        loggers = open_loggers(cfg, stack, **runtime)
+        trainer = build_trainer(cfg, stage.folder, loggers, torch.device(cfg.pair.get("device") or "cpu"))
         if trainer.is_global_zero:
             measured = data.states["validation"]
             print(
@@ -208,11 +202,15 @@ def reduce_output(draft: Any, count: int, data: TextData, ends: Sequence[int]) -
     """Keep the output rows of the most frequent tokens of the training texts, and the input embeddings as they are."""
     if kept_tokens(draft) is not None:
         raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
-    parts = {name: part.whole for name, part in data.states.items()}
-    kept = most_frequent(parts["train"].texts, count, range(vocab_size(draft)), ends)
-    reduce_vocabulary(draft, kept, ends)
-    covered = torch.isin(parts["validation"].labels, torch.tensor(kept)).float().mean()
-    print(f"distill: {count:,} of {draft.output_size:,} tokens keep an output row, {covered:.1%} of validation tokens")
+    reduce_vocabulary(draft, frequent_tokens(count, data, vocab_size(draft), ends, "keep"), ends)
+
+
+def frequent_tokens(count: int, data: TextData, size: int, ends: Sequence[int], verb: str) -> list[int]:
+    """The most frequent tokens of the training texts, and a line that says how many validation tokens these are."""
+    tokens = most_frequent(data.states["train"].whole.texts, count, range(size), ends)
+    covered = torch.isin(data.states["validation"].whole.labels, torch.tensor(tokens)).float().mean()
+    print(f"distill: {count:,} of {size:,} tokens {verb} an output row, {covered:.1%} of validation tokens")
+    return tokens
 
 
 def build_module(
@@ -271,13 +269,10 @@ def state_reader(cfg: commands.Distill, kind: Unrolled, target: ModelPair | None
         draft = eagle3.load(Path(source), cfg.pair.dtype, target.target, target.device).requires_grad_(True)
         draft.embed_tokens.requires_grad_(False)
         return draft
-    size, parts = vocab_size(target.target), {name: part.whole for name, part in data.states.items()}
-    kept = None
+    size, tokens = vocab_size(target.target), None
     if cfg.vocabulary is not None and cfg.vocabulary < size:
-        kept = most_frequent(parts["train"].texts, cfg.vocabulary, range(size), target.end_ids or ())
-        covered = torch.isin(parts["validation"].labels, torch.tensor(kept)).float().mean()
-        print(f"distill: {len(kept):,} of {size:,} tokens have an output row, {covered:.1%} of validation tokens")
-    return kind.begin(target.target, kept, cfg.seed)
+        tokens = frequent_tokens(cfg.vocabulary, data, size, target.end_ids or (), "have")
+    return kind.begin(target.target, tokens, cfg.seed)
 
 
 def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData) -> Any:

@@ -55,7 +55,7 @@ from toolkit.training.start import (
     resume_path,
     warm_start,
 )
-from toolkit.training.trainer import build_trainer
+from toolkit.training.trainer import build_trainer, open_loggers
 
 # Keys that do not determine the head. The data do, by their content.
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "toy", "dry_run", "optimized_metric")
@@ -68,7 +68,8 @@ def run(cfg: commands.Train) -> Path:
 
 
 def _run(cfg: commands.Train) -> Path:
-    without_stand_ins(cfg)
+    if cfg.toy is not None and not str(cfg.pair.get("target", "toy/")).startswith("toy/"):
+        cfg.toy = None  # it stands in for a paper's data and sizes while the pair is the toy pair
     if cfg.dry_run:
         return dry_run(cfg)
     expand_stages(cfg.after or {})  # its faults, before anything is made
@@ -113,12 +114,6 @@ def _run(cfg: commands.Train) -> Path:
     use = kind.use_of(kind.load(stage.folder / HEAD)[0].config)
     print(f"next: python -m toolkit.decode {use} {shlex.join(words)}")
     return stage.folder
-
-
-def without_stand_ins(cfg: commands.Train) -> None:
-    """A paper's data and sizes, not what stands in for them, with any pair that is not the toy pair."""
-    if cfg.toy is not None and not str(cfg.pair.get("target", "toy/")).startswith("toy/"):
-        cfg.toy = None
 
 
 def dry_run(cfg: commands.Train) -> Path:
@@ -167,8 +162,7 @@ def train(cfg: commands.Train, stage: Stage, data_folder: Path) -> None:
     first_step = 0 if checkpoint is None else checkpoint["global_step"]
     with ExitStack() as stack:
         runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
-        opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
-        loggers = [logger for logger in opened if logger is not None]
+        loggers = open_loggers(cfg, stack, **runtime)
         trainer = build_trainer(cfg, stage.folder, loggers)
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         if trainer.is_global_zero:

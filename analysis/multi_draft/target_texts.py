@@ -28,7 +28,8 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
-from toolkit.models.teacher import Reading, readings_along
+from toolkit.models.teacher import TextReading as Reading
+from toolkit.models.teacher import readings_along
 from toolkit.sampling import Sampling, row_generator
 from toolkit.verification import SelectionRule
 

@@ -16,9 +16,9 @@ from toolkit.config.check import MISSING, check, keys_of_class, resolved, sectio
 from toolkit.config.command_line import prepare
 from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
 from toolkit.config.help import WIDTH, help_text
-from toolkit.config.keys import meanings_in
-from toolkit.config.notes import Above, AtLeast, Between, Probability, intervals
+from toolkit.config.notes import Above, AtLeast, Between, Interval, Probability, notes
 from toolkit.config.others import OTHERS
+from toolkit.config.sources import meanings_in
 from toolkit.config.values import check_ranges, fits, is_known, is_node, say
 from toolkit.decoding import Method, TreeProposer
 from toolkit.errors import InputError
@@ -187,7 +187,7 @@ def refusal(root: str, *words: str) -> str:
 def out_of_range(root: str) -> str:
     """An override of one of the command's own keys with a number that its range leaves out."""
     for name, key in keys_of(COMMANDS[root]).keys.items():
-        for interval in intervals(key.annotation):
+        for interval in (note for note in notes(key.annotation) if isinstance(note, Interval)):
             return f"{name}={interval.low - 1:g}"
     return "sampling.temperature=-1"
 

@@ -19,7 +19,7 @@ from toolkit.acceptance import AcceptanceHead
 from toolkit.acceptance.folder import check_draft, target_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
-from toolkit.models.fingerprint import CHUNK, Weights, difference, identity, sketch
+from toolkit.models.fingerprint import CHUNK, Weights, difference, sketch
 from toolkit.models.pair import TOY, fingerprint
 from toolkit.testing import tiny_model
 
@@ -44,10 +44,10 @@ def test_other_weights_are_noticed(change, dtype):
     model = tiny_model("llama")
     other = copy.deepcopy(model).to(dtype)
     assert difference(sketch(model), sketch(other)) is None
-    before = identity(other)
+    before = fingerprint(other)
     change(other.model.layers[1].mlp.up_proj.weight)
     assert difference(sketch(model), sketch(other)) == "model.layers.1.mlp.up_proj.weight differs"
-    assert identity(other) != before
+    assert fingerprint(other) != before
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -55,17 +55,17 @@ def test_the_same_weights_in_another_format_are_the_same(dtype):
     model = tiny_model("qwen2")
     other = copy.deepcopy(model).to(dtype)
     assert difference(sketch(model), sketch(other)) is None
-    assert (identity(model) == identity(other)) == (dtype is torch.float64)
-    assert identity(copy.deepcopy(other).float()) == identity(other)  # formats that hold them exactly
+    assert (fingerprint(model) == fingerprint(other)) == (dtype is torch.float64)
+    assert fingerprint(copy.deepcopy(other).float()) == fingerprint(other)  # formats that hold them exactly
 
 
 def test_every_entry_counts_beyond_one_chunk():
     model = tiny_model("llama")
     model.register_buffer("long", torch.randn(3 * CHUNK + 5))
-    known, exact = sketch(model), identity(model)
+    known, exact = sketch(model), fingerprint(model)
     for place in (0, CHUNK, 3 * CHUNK, 3 * CHUNK + 4):
         model.long[place] += 1
-        assert difference(known, sketch(model)) == "long differs" and identity(model) != exact
+        assert difference(known, sketch(model)) == "long differs" and fingerprint(model) != exact
         model.long[place] -= 1
 
 
@@ -82,10 +82,10 @@ def test_shapes_names_and_quantised_weights():
 
 def test_what_is_remembered_follows_the_weights():
     model = tiny_model("llama")
-    first = identity(model)
-    assert identity(model) == first
+    first = fingerprint(model)
+    assert fingerprint(model) == first
     model.lm_head.weight.data = model.lm_head.weight.data * 2
-    assert identity(model) != first
+    assert fingerprint(model) != first
 
 
 def through_data(weight):
@@ -107,10 +107,10 @@ def test_writes_that_leave_no_version_are_noticed(write, inference):
     if inference:
         with torch.inference_mode():  # tensors without versions at all
             model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone(), requires_grad=False)
-    first = identity(model)
+    first = fingerprint(model)
     with torch.inference_mode(inference):
         write(model.lm_head.weight)
-    assert identity(model) != first
+    assert fingerprint(model) != first
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

@@ -1,6 +1,7 @@
 """Acceptance prediction: heads, estimators, calibration."""
 
-from toolkit.acceptance.estimators import Confidence, HeadEstimator, PrereadEstimator
+from toolkit.acceptance.estimators import ConfidenceEstimator as Confidence
+from toolkit.acceptance.estimators import HeadEstimator, PrereadEstimator
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.match import MatchEstimator
 from toolkit.acceptance.preread import PrereadHead

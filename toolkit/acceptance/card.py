@@ -55,11 +55,20 @@ def facts_table(record: Mapping[str, Any]) -> str:
         for role in ("target", "draft")
         if role in record
     }
-    weights = ("w_acc", "w_rej")
+    weights, config, reads = ("w_acc", "w_rej"), record["head"], record.get("hidden_state")
+    more = {
+        "layers": "the states of the layers {} there",
+        "earlier": "{} earlier positions of the text",
+        "round_depth": "the depth in the round, up to {}",
+    }
+    if reads is not None:  # of the newest position, and what the head's config adds to that
+        added = [words.format(config[name]) for name, words in more.items() if config.get(name)]
+        added += ["the likelihood of the text so far"] if config.get("likelihood") else []
+        reads = "; ".join([reads, *added])
     rows = {
         **models,
-        "reads": _read(record.get("hidden_state"), record["head"]),
-        "head": ", ".join(f"{name} {value}" for name, value in record["head"].items()),
+        "reads": reads,
+        "head": ", ".join(f"{name} {value}" for name, value in config.items()),
         "label": record.get("label"),
         "sampling of responses and labels": ", ".join(
             f"{name}={value}" for name, value in (record.get("sampling") or {}).items()
@@ -76,18 +85,6 @@ def facts_table(record: Mapping[str, Any]) -> str:
         "trained on": record.get("machine"),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items() if v not in (None, ""))])
-
-
-def _read(newest: str | None, config: Mapping[str, Any]) -> str | None:
-    """What the head reads: of the newest position, and what its config adds to that."""
-    more = {
-        "layers": "the states of the layers {} there",
-        "earlier": "{} earlier positions of the text",
-        "round_depth": "the depth in the round, up to {}",
-    }
-    added = [words.format(config[name]) for name, words in more.items() if config.get(name)]
-    added += ["the likelihood of the text so far"] if config.get("likelihood") else []
-    return newest if newest is None else "; ".join([newest, *added])
 
 
 def scores_table(scores: Mapping[str, float], suffixes: Sequence[str]) -> str:

@@ -125,10 +125,10 @@ class PrereadEstimator:
         return accepted, following
 
 
-class Confidence:
+class ConfidenceEstimator:
     """The draft's own probability of the token it drew, unwarped."""
 
-    def bind(self, pair: Any) -> Confidence:
+    def bind(self, pair: Any) -> ConfidenceEstimator:
         """Return the estimator itself: it needs no head."""
         return self
 

@@ -43,28 +43,24 @@ class SurvivalScorer(AtWork):
         return logits
 
 
-def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
-    """The head in `folder`, on the pair's device; read and checked once per pair, unless its files or the adapters change.
+def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | PrereadScorer:
+    """The scorer of one kind of head in a folder; the head is read and checked once per pair.
 
-    Raises InputError unless it was trained on the pair's draft; warns if it was trained for another target.
+    It is read again if its files or the adapters change. Raises InputError if the head is missing, or was not trained on the
+    pair's draft; warns if it was trained for another target.
     """
-    files = [Path(folder) / name for name in (kind.weights_file, kind.config_file)]
+    head_class = KINDS[kind]
+    files = [Path(folder) / name for name in (head_class.weights_file, head_class.config_file)]
     times = [path.stat().st_mtime_ns for path in files if path.exists()]
-    key = (str(folder), kind, *times, repr([adapters(model) for model in (pair.draft, pair.target)]))
+    key = (str(folder), head_class, *times, repr([adapters(model) for model in (pair.draft, pair.target)]))
     heads = engine_of(pair).heads
     if key not in heads:
-        head, record = kind.load(folder)
+        head, record = head_class.load(folder)
         check_draft(record, pair.draft, str(folder))
         if pair.target is not pair.draft and (trained := target_of(record)) is not None:
             warn_of_target(trained.not_of(pair.target), str(folder), "this pair's")
         heads[key] = head.to(pair.device)
-    return heads[key]
-
-
-def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | PrereadScorer:
-    """The scorer of one kind of head in a folder. Raises InputError if the head is missing, or another draft's."""
-    head = load_for(pair, folder, KINDS[kind])
-    return scorer_with(head, pair.draft, pair.device)
+    return scorer_with(heads[key], pair.draft, pair.device)
 
 
 def scorer_with(head: Any, draft: Any, device: torch.device | str) -> SurvivalScorer | PrereadScorer:

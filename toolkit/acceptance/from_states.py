@@ -38,13 +38,9 @@ def recorded_logits(trace: Trace, scorer: Scorer, device: torch.device | str = "
     Raises InputError if the trace holds no states.
     """
     device = torch.device(device)
-    if getattr(scorer, "reads_depth", False):
-        return _by_round(trace, scorer, device)
-    steps = torch.arange(trace.num_steps).split(CHUNK)
-    return torch.cat([kept_logits(scorer, RecordedStep(trace, 1, index, device=device)) for index in steps])
-
-
-def _by_round(trace: Trace, scorer: Scorer, device: torch.device) -> Tensor:
+    if not getattr(scorer, "reads_depth", False):
+        steps = torch.arange(trace.num_steps).split(CHUNK)
+        return torch.cat([kept_logits(scorer, RecordedStep(trace, 1, index, device=device)) for index in steps])
     geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
     columns = []
     for depth in range(1, trace.max_drafted + 2):

@@ -100,10 +100,6 @@ class AcceptanceHead(SavedHead):
             x = self.blocks[0 if self.tied else i](x)
         return self.readout(x).squeeze(-1)
 
-    def corrected(self, logits: Tensor) -> Tensor:
-        """Raw logits with the class weight's shift undone."""
-        return logits + self.log_w_rej
-
     @classmethod
     def from_published(cls, state: Mapping[str, Tensor], depth: int) -> AcceptanceHead:
         """A released SpecDec++ head: one tied block and a two-class read-out (class 1 accepts)."""

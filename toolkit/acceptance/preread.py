@@ -120,10 +120,6 @@ class PrereadHead(SavedHead):
             own["output"] = self.output
         return {**super().config, **own, **self.inputs.read()}
 
-    def corrected(self, logits: Tensor) -> Tensor:
-        """Raw logits with the class weight's shift undone."""
-        return logits + self.log_w_rej
-
 
 def embedding_table(draft: Any) -> Tensor:
     """The draft's input embeddings [V, E], in its own number format. Raises InputError for models without embeddings."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
-from torch import nn
+from torch import Tensor, nn
 
 from toolkit.acceptance import card
 from toolkit.acceptance.inputs import Inputs
@@ -58,6 +58,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
     method: ClassVar[str]
     arguments: ClassVar[tuple[str, ...]]
     inputs: Inputs
+    log_w_rej: float
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,6 +85,10 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
     def config(self) -> dict[str, Any]:
         """What `__init__` needs to build it again."""
         return {name: getattr(self, name) for name in self.arguments}
+
+    def corrected(self, logits: Tensor) -> Tensor:
+        """Raw logits with the class weight's shift undone."""
+        return logits + self.log_w_rej
 
     @checked
     def save(self, folder: Path | str, about: Mapping[str, Any] | None = None) -> Path:

@@ -102,43 +102,35 @@ def method_config(name: str, overrides: Sequence[str] = (), head: str | None = N
 
     Raises InputError with the nearest names for an unknown one. Messages say keys as the overrides do: relative to the method.
     """
-    return deepcopy(_kept(_CONFIGS, (name, overrides, head), lambda: _composed_method(name, overrides, head)))
 
-
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _composed_method(name: str, overrides: Sequence[str], head: str | None) -> Any:
-    if name not in choices("method"):
-        raise unknown_name("method", name, choices("method"))
-    words = [word if "@" in word.partition("=")[0] else SIGN.sub(r"\1method.", word, count=1) for word in overrides]
-    try:
+    def composed() -> Any:
+        if name not in choices("method"):
+            raise unknown_name("method", name, choices("method"))
+        words = [word if "@" in word.partition("=")[0] else SIGN.sub(r"\1method.", word, count=1) for word in overrides]
         folder = "null" if head is None else quoted(head)
-        return compose("method_only", [f"method={name}", f"head={folder}", *words]).method
-    except InputError as error:
-        raise InputError(PREFIX.sub("", str(error))) from error
+        try:
+            return compose("method_only", [f"method={name}", f"head={folder}", *words]).method
+        except InputError as error:
+            raise InputError(PREFIX.sub("", str(error))) from error
+
+    return deepcopy(_kept(_CONFIGS, (name, overrides, head), composed))
 
 
 def _kept(
-    known: dict[tuple[object, ...], Any], of: tuple[str, Sequence[str], str | None], make: Callable[[], Any]
+    cache: dict[tuple[object, ...], Any], of: tuple[str, Sequence[str], str | None], make: Callable[[], Any]
 ) -> Any:
-    """What is known of a method's name, overrides and head, or what `make` gives, which is then known."""
+    """What a cache holds for a method's name, overrides and head, or what `make` gives, which it holds from then on."""
     from hydra.core.global_hydra import GlobalHydra
 
     name, overrides, head = of
-    hydra = GlobalHydra.instance().hydra  # its search path counts for what is composed
-    key = (name, tuple(overrides), head, user_folders(), hydra and id(hydra), _newest_change())
-    if key not in known:
-        if len(known) >= KEPT_METHODS:
-            known.clear()
-        known[key] = make()
-    return known[key]
-
-
-def _newest_change() -> int:
-    """When a config file last changed, in nanoseconds: of the folders, where files come and go, and of the files."""
-    newest = 0
+    newest = 0  # when a config file last changed: of the folders, where files come and go, and of the files
     roots = (files.CONF, *user_folders())
     for folder in (*roots, *(Path(entry.path) for root in roots for entry in os.scandir(root) if entry.is_dir())):
         newest = max(newest, folder.stat().st_mtime_ns, *(e.stat().st_mtime_ns for e in os.scandir(folder)))
-    return newest
+    hydra = GlobalHydra.instance().hydra  # its search path counts for what is composed
+    key = (name, tuple(overrides), head, user_folders(), hydra and id(hydra), newest)
+    if key not in cache:
+        if len(cache) >= KEPT_METHODS:
+            cache.clear()
+        cache[key] = make()
+    return cache[key]

@@ -9,9 +9,8 @@ from functools import cache
 from typing import Any, NoReturn
 
 from toolkit.config import methods, sources
-from toolkit.config.commands import Grid, Section, command_of, group_of, keys_of
-from toolkit.config.keys import REQUIRED, Key, Keys
-from toolkit.config.notes import Choice, meaning_of, notes
+from toolkit.config.commands import ConfigSection, Grid, command_of, group_of, keys_of
+from toolkit.config.notes import REQUIRED, Choice, Key, Keys, meaning_of, notes
 from toolkit.config.others import OTHERS
 from toolkit.config.values import (
     LISTS,
@@ -67,9 +66,15 @@ def resolved(config: Any, config_name: str) -> dict[str, Any]:
 @cache
 def keys_of_class(target: str) -> Keys | None:
     """The keys of what a `_target_` names; None if it does not exist. Imported only if no source file says it."""
+    from hydra._internal.utils import _locate
+
     keys = sources.keys_of(target)
-    if keys is None:
-        return Keys(takes_any=True) if _importable(target) else None
+    if keys is None:  # compiled, or made when its module is imported
+        try:
+            located = None if sources.says_all(target.rpartition(".")[0]) else _locate(target)
+        except (ImportError, ValueError):
+            located = None
+        return None if located is None else Keys(takes_any=True)
     merged = dict(keys.keys)
     for name, annotation in OTHERS.get(target, {}).items():
         old = merged.get(name, Key(name, default=None))
@@ -95,10 +100,11 @@ def keys_at(config: Mapping[str, Any], config_name: str, path: str) -> Iterable[
     return sorted(keys - set(HYDRAS))
 
 
-def section_in(annotation: Any) -> type[Section] | None:
+def section_in(annotation: Any) -> type[ConfigSection] | None:
     """The declared section that an annotation asks for, if it does."""
-    kinds = (one for one in options(annotation) if isinstance(one, type))
-    return next((one for one in kinds if issubclass(one, Section)), None)
+    return next(
+        (kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, ConfigSection)), None
+    )
 
 
 class _Walk:
@@ -110,26 +116,27 @@ class _Walk:
     def keys(
         self,
         prefix: str,
-        given: Mapping[str, Any],
-        known: Keys,
+        values: Mapping[str, Any],
+        declared: Keys,
         also: Iterable[str] = (),
         partial: bool = False,
         whole: bool = False,
     ) -> None:
-        """Every key that is given is known, every one that is needed is given (unless `partial`), every value fits.
+        """Every key is declared, every one that is needed has a value (unless `partial`), every value fits.
 
         whole  keys with a default are needed, too: it was composed, so that one that is not there was deleted
         """
-        for name in given:
-            if name not in known.keys and not known.takes_any:
-                raise unknown_name("key", f"{prefix}{name}", [f"{prefix}{one}" for one in (*known.keys, *also)])
-        for name, key in known.keys.items():
-            if name in given:
-                if known.no_blanks and self.judged and _holds_blank(given[name]):
+        for name in values:
+            if name not in declared.keys and not declared.takes_any:
+                raise unknown_name("key", f"{prefix}{name}", [f"{prefix}{key}" for key in (*declared.keys, *also)])
+        for name, key in declared.keys.items():
+            if name in values:
+                value = values[name]
+                if declared.no_blanks and self.judged and _holds_blank(value):
                     raise InputError(
-                        f"{prefix}{name}: expected {say(key.annotation, LONG)}, not empty, got {shown(given[name])}"
+                        f"{prefix}{name}: expected {say(key.annotation, LONG)}, not empty, got {shown(value)}"
                     )
-                self.value(prefix + name, given[name], key.annotation, key.meaning)
+                self.value(prefix + name, value, key.annotation, key.meaning)
             elif (whole or key.default is REQUIRED) and not partial:
                 _missing(prefix + name, key.annotation, key.meaning)
 
@@ -144,10 +151,10 @@ class _Walk:
             return methods.check_grid(value, self.value, keys_of_class) if self.judged else None
         if isinstance(value, Mapping) and section is not None:
             return self.keys(f"{path}.", value, keys_of(section), whole=whole)
-        inner = next((one for one in options(annotation) if one is Any or origin_of(one) in MAPPINGS), None)
+        inner = next((kind for kind in options(annotation) if kind is Any or origin_of(kind) in MAPPINGS), None)
         if isinstance(value, Mapping) and inner is not None and not _needs_choice(annotation):
-            for name, one in value.items():
-                self.value(f"{path}.{name}".lstrip("."), one, (typing.get_args(inner) or (Any, Any))[1], whole=False)
+            for name, entry in value.items():
+                self.value(f"{path}.{name}".lstrip("."), entry, (typing.get_args(inner) or (Any, Any))[1], whole=False)
             return None
         return self._judge(path, value, annotation, section) if self.judged else None
 
@@ -156,23 +163,35 @@ class _Walk:
         target = str(node["_target_"])
         declared = keys_of_class(target)
         if declared is None:
-            raise _no_such_class(path, target)
+            module, _, name = target.rpartition(".")
+            if sources.module_file(module) is not None:
+                raise unknown_name(f"{path}._target_", name, sources.names_in(module), f"in {module}")
+            if module in MOVED:
+                raise InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
+            reason = sources.hidden(module) or f"no module {module}"
+            raise InputError(
+                f"{path}._target_: expected a class or function that can be imported, got {target}: {reason}"
+            )
         values = {name: value for name, value in node.items() if name not in HYDRAS}
         self.keys(f"{path}.", values, declared, partial=bool(node.get("_partial_") or "_args_" in node))
         if self.judged and target == methods.METHOD:
             methods.check_method(node)
 
-    def _judge(self, path: str, value: Any, annotation: Any, section: type[Section] | None) -> None:
+    def _judge(self, path: str, value: Any, annotation: Any, section: type[ConfigSection] | None) -> None:
         """A leaf: its type and range."""
         if section is not None or _needs_choice(annotation):
             group = group_of(annotation)
-            null = any(fits(None, one) for one in options(annotation) if one is not Any)
+            null = any(fits(None, kind) for kind in options(annotation) if kind is not Any)
             if value is None and (null or (group is not None and group.nullable)):
                 return
-            wanted = f"a choice of conf/{group.name}/" if group is not None else "keys with values"
-            raise InputError(f"{path}: expected {wanted}, got {shown(value)}")
+            choice = f"a choice of conf/{group.name}/" if group is not None else "keys with values"
+            raise InputError(f"{path}: expected {choice}, got {shown(value)}")
         if not fits(value, annotation):
-            _check_names(value, annotation)
+            inner = [part for kind in options(annotation) if origin_of(kind) in LISTS for part in typing.get_args(kind)]
+            beside = [note for part in (annotation, *inner) for note in notes(part) if isinstance(note, Choice)]
+            for name in value if isinstance(value, list) else [value]:
+                if beside and isinstance(name, str) and name not in beside[0]:
+                    raise unknown_name(beside[0].kind, name, beside[0].names())
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             quote = f" (a text of digits is written {path}='\"...\"')" if is_number and fits("", annotation) else ""
             raise InputError(f"{path}: expected {expected(value, annotation)}, got {shown(value)}{quote}")
@@ -186,41 +205,12 @@ def _holds_blank(value: Any) -> bool:
 
 
 def _missing(path: str, annotation: Any, meaning: str) -> NoReturn:
-    about = f" ({meaning})" if meaning else ""
-    raise InputError(f"missing key {path}: expected {path}=VALUE, {say(annotation)}{about}")
-
-
-def _check_names(value: Any, annotation: Any) -> None:
-    """Raises InputError, with the nearest names, if the value or one of a list is no name of its config group."""
-    inner = [one for option in options(annotation) if origin_of(option) in LISTS for one in typing.get_args(option)]
-    choice = next((note for one in (annotation, *inner) for note in notes(one) if isinstance(note, Choice)), None)
-    for name in value if isinstance(value, list) else [value]:
-        if choice is not None and isinstance(name, str) and name not in choice:
-            raise unknown_name(choice.kind, name, choice.names())
-
-
-def _no_such_class(path: str, target: str) -> InputError:
-    """The error for a `_target_` that names nothing."""
-    module, _, name = target.rpartition(".")
-    if sources.module_file(module) is not None:
-        return unknown_name(f"{path}._target_", name, sources.names_in(module), f"in {module}")
-    if module in MOVED:
-        return InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
-    reason = sources.hidden(module) or f"no module {module}"
-    return InputError(f"{path}._target_: expected a class or function that can be imported, got {target}: {reason}")
+    raise InputError(
+        f"missing key {path}: expected {path}=VALUE, {say(annotation)}{f' ({meaning})' if meaning else ''}"
+    )
 
 
 def _needs_choice(annotation: Any) -> bool:
     """Whether only a class with its arguments will do."""
     group = group_of(annotation)
     return group is not None and group.built
-
-
-def _importable(target: str) -> bool:
-    """Whether a name exists that no source file shows: compiled, or made when its module is imported."""
-    from hydra._internal.utils import _locate
-
-    try:
-        return not sources.says_all(target.rpartition(".")[0]) and _locate(target) is not None
-    except (ImportError, ValueError):
-        return False

@@ -71,9 +71,15 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
+        from toolkit.config.check import check
+        from toolkit.config.complaints import composed
+
         check_choices(flags.overrides)
         papers.register(flags.overrides, (files.CONF, *files.user_folders()))  # of every job of a sweep
-        _check(flags.config_name or config_name, flags)
+        overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
+        runs = not (flags.cfg or flags.info or flags.multirun)  # each job of a sweep is judged when it runs
+        root = flags.config_name or config_name
+        check(composed(root, overrides), root, complete=runs, values=runs)
     _prepared = (config_name, *tidy)
     return tidy
 
@@ -119,16 +125,6 @@ def check_choices(words: Sequence[str]) -> None:
                 raise unknown_name(group, name.strip(), names)
 
 
-def _check(config_name: str, flags: argparse.Namespace) -> None:
-    """The composed config against the schema. In a sweep the keys of the first job, for each job is judged when it runs."""
-    from toolkit.config.check import check
-    from toolkit.config.complaints import composed
-
-    overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
-    runs = not (flags.cfg or flags.info or flags.multirun)
-    check(composed(config_name, overrides), config_name, complete=runs, values=runs)
-
-
 def _first_job(overrides: Sequence[str]) -> list[str]:
     """The overrides of a sweep's first job; what a sweeper draws from an interval is left out."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -153,10 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     """Hydra's own flags."""
     from hydra._internal.utils import get_args_parser
 
+    def refuse(message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the keys, --hydra-help the flags)")
+
     parser: argparse.ArgumentParser = get_args_parser()
-    parser.error = _refuse  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     return parser
-
-
-def _refuse(message: str) -> NoReturn:
-    raise InputError(f"{message} (--help lists the keys, --hydra-help the flags)")

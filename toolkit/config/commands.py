@@ -2,7 +2,7 @@
 
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
 
-A key without a default has to be given. `Group` marks what a config group fills in: the keys there are those of the class
+A key without a default has to be given. `ConfigGroup` marks what a config group fills in: the keys there are those of the class
 that it names (`toolkit.config.sources`). Which choice of a group is taken by default stands in `conf/<command>.yaml`. Hydra
 composes the two (`store`); the code of a command gets the result as `cfg: Mix`. `File`, `Head` and `Model` mark what counts
 by its content.
@@ -11,22 +11,24 @@ by its content.
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
-from toolkit.config.keys import REQUIRED, Key, Keys
 from toolkit.config.notes import (
+    REQUIRED,
     Above,
     AtLeast,
     Between,
     Choice,
+    ConfigGroup,
     File,
-    Group,
     Head,
     HubData,
+    Key,
+    Keys,
     Model,
     Probability,
     meaning_of,
@@ -40,7 +42,7 @@ def copied(value: Any) -> Any:
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
-class Section:
+class ConfigSection:
     """Keys that belong together; every subclass is a dataclass."""
 
     def __init_subclass__(cls) -> None:
@@ -56,12 +58,12 @@ Hidden = Annotated[bool, "keep the draft's states beside the recording: further 
 Hardware = Literal["h100", "h200", "a100", "l40s", "cpu"]
 
 
-class Paths(Section):
+class Paths(ConfigSection):
     root_dir: Annotated[str, "output goes to ROOT_DIR/<command>-<hash of what determines the content>"] = "outputs"
     output_dir: Annotated[str | None, "this very folder instead"] = None
 
 
-class Command(Section):
+class Command(ConfigSection):
     """What every command takes."""
 
     module: ClassVar[str]
@@ -72,13 +74,15 @@ class Command(Section):
     overwrite: Annotated[bool, "start afresh an output folder that holds work of another configuration"] = False
 
 
-class OnPair(Section):
-    pair: Annotated[Any, Group("pair"), "target and draft model: pair.target=PATH pair.draft=PATH for any checkpoints"]
+class OnPair(ConfigSection):
+    pair: Annotated[
+        Any, ConfigGroup("pair"), "target and draft model: pair.target=PATH pair.draft=PATH for any checkpoints"
+    ]
 
 
 class ReadsDraft(OnPair):
     draft: Annotated[
-        Any, Group("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"
+        Any, ConfigGroup("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"
     ] = copied(
         {
             "_target_": "toolkit.models.pair.load_draft",
@@ -90,8 +94,8 @@ class ReadsDraft(OnPair):
 
 
 class OnPrompts(OnPair):
-    prompts: Annotated[Any, Group("prompts"), "what is asked: prompts.path=FILE.jsonl for any prompts"]
-    sampling: Annotated[Any, Group("sampling"), "how tokens are drawn and when a response ends"]
+    prompts: Annotated[Any, ConfigGroup("prompts"), "what is asked: prompts.path=FILE.jsonl for any prompts"]
+    sampling: Annotated[Any, ConfigGroup("sampling"), "how tokens are drawn and when a response ends"]
 
 
 class Labels(OnPrompts):
@@ -99,34 +103,34 @@ class Labels(OnPrompts):
     split: Annotated[str | None, "how tables call its part; null: prompts.split"] = None
 
 
-class Intervals(Section):
+class Intervals(ConfigSection):
     resamples: Resamples = 10000
     confidence: Annotated[float, Between(0, 1, "()"), "of the intervals"] = 0.95
     seed: Annotated[Seed, "of everything random here"] = 0
 
 
-class Shared(Section):
+class Shared(ConfigSection):
     rank: Annotated[int, AtLeast(0), "which part this process makes: every world_size-th of the same folder"] = 0
     world_size: Annotated[
         int, AtLeast(1), "processes that share the work: -m rank=0,1 world_size=2 hydra/launcher=joblib"
     ] = 1
 
 
-class Tracked(Section):
+class Tracked(ConfigSection):
     track: Annotated[bool, "log to Weights & Biases (offline unless there is an API key)"] = True
 
 
-class Grid(Section):
+class Grid(ConfigSection):
     """Methods of conf/method/, each with lists of values for its keys: checked by `methods.check_grid`."""
 
 
-class OfMethod(Section):
+class OfMethod(ConfigSection):
     """What a grid may say of a method beside its own keys."""
 
     head: Annotated[str | list[str | None] | None, Head(), "acceptance heads; null: the pair's own"] = None
 
 
-class StageSpec(Section):
+class StageSpec(ConfigSection):
     run: Annotated[str, "module.function of the stage"]
     config: Annotated[str, "its root config"]
     overrides: Annotated[list[str], 'of that config; "{name}" is the folder of an earlier stage'] = copied([])
@@ -139,7 +143,7 @@ class StageSpec(Section):
 
 class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
-    method: Annotated[Any, Group("method"), "proposer, policy and rule"]
+    method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the tokens do not depend on it"] = 8
     cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
@@ -152,38 +156,42 @@ class Decode(Command, OnPrompts, Tracked):
     model_id: Annotated[str | None, "how exported answers call their model; null: the folder's name"] = None
 
 
-class MethodOnly(Section):
+class MethodOnly(ConfigSection):
     """What the library composes for a method by name: no command."""
 
-    method: Annotated[Any, Group("method"), "proposer, policy and rule"]
+    method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
-    policy: Annotated[Any, Group("stopping"), "a policy by itself: +stopping@policy=NAME"] | None = None
+    policy: Annotated[Any, ConfigGroup("stopping"), "a policy by itself: +stopping@policy=NAME"] | None = None
 
 
 class TrainsHeads(OnPair):
-    data: Annotated[Any, Group("data", nullable=True), "what is learned from; the draft whose states are read"] = None
-    head: Annotated[Any, Group("model", nullable=True), "the head's shape"]
-    loss: Annotated[Any, Group("model", nullable=True), "what is minimised"]
-    optimizer: Annotated[Any, Group("model", nullable=True), "how"]
-    scheduler: Annotated[Any, Group("model", nullable=True), "the learning rate over training; null: constant"]
+    data: Annotated[
+        Any, ConfigGroup("data", nullable=True), "what is learned from; the draft whose states are read"
+    ] = None
+    head: Annotated[Any, ConfigGroup("model", nullable=True), "the head's shape"]
+    loss: Annotated[Any, ConfigGroup("model", nullable=True), "what is minimised"]
+    optimizer: Annotated[Any, ConfigGroup("model", nullable=True), "how"]
+    scheduler: Annotated[Any, ConfigGroup("model", nullable=True), "the learning rate over training; null: constant"]
     model: Annotated[
-        Any, Group("model", nullable=True), "all of these as a Lightning module; null: only stages are run"
+        Any, ConfigGroup("model", nullable=True), "all of these as a Lightning module; null: only stages are run"
     ]
     seed: Annotated[Seed, "of the weights and of the order of the data"] = 0
 
 
-class Trains(Section):
-    trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
+class Trains(ConfigSection):
+    trainer: Annotated[Any, ConfigGroup("trainer"), "arguments of pytorch_lightning.Trainer"]
     callbacks: Annotated[
-        Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
+        Mapping[str, Any] | None, ConfigGroup("callbacks", built=False), "checkpoints and what else happens on the way"
     ]
-    logger: Annotated[Mapping[str, Any] | None, Group("logger", built=False), "where curves go"]
+    logger: Annotated[Mapping[str, Any] | None, ConfigGroup("logger", built=False), "where curves go"]
     tags: Annotated[list[str], "of the Weights & Biases runs"] = copied([])
     ckpt_path: Annotated[
         str | None, "resume from this checkpoint; null or last: from the run folder's own, if there is one"
     ] = None
     before: Annotated[
-        Mapping[str, StageSpec] | None, Group("before", built=False), "stages that run first; what they wrote is kept"
+        Mapping[str, StageSpec] | None,
+        ConfigGroup("before", built=False),
+        "stages that run first; what they wrote is kept",
     ] = copied({})
     after: Annotated[
         Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s folder'
@@ -196,10 +204,10 @@ class Train(Command, TrainsHeads, Trains):
     optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"] = "val/log_loss_calibrated"
     from_pretrained: Annotated[str | None, Head(), "start from the head in this folder"] = None
     prompts: Annotated[
-        Any, Group("prompts", nullable=True), "of an experiment that makes its data: prompts.path=FILE.jsonl"
+        Any, ConfigGroup("prompts", nullable=True), "of an experiment that makes its data: prompts.path=FILE.jsonl"
     ] = None
     sampling: Annotated[
-        Any, Group("sampling", nullable=True), "of such an experiment's responses, recordings and sweeps"
+        Any, ConfigGroup("sampling", nullable=True), "of such an experiment's responses, recordings and sweeps"
     ] = None
     toy: Annotated[
         Mapping[str, Any] | None,
@@ -214,12 +222,12 @@ class Distill(Command, OnPair, Trains):
     responses: Annotated[
         str | Folders, File(), "folder of data_gen.responses, or a list of them: the target's own texts"
     ]
-    read: Annotated[Any, Group("read"), "what reads them"] = copied(
+    read: Annotated[Any, ConfigGroup("read"), "what reads them"] = copied(
         {"_target_": "data_gen.texts.read_responses", "_partial_": True}
     )
-    data: Annotated[Any, Group("data"), "how they become batches"]
-    loss: Annotated[Any, Group("loss"), "what is minimised"]
-    teacher: Annotated[Any, Group("teacher"), "where the target's probabilities come from"]
+    data: Annotated[Any, ConfigGroup("data"), "how they become batches"]
+    loss: Annotated[Any, ConfigGroup("loss"), "what is minimised"]
+    teacher: Annotated[Any, ConfigGroup("teacher"), "where the target's probabilities come from"]
     from_pretrained: Annotated[
         str | None, HubData(kind="model"), "to begin with: a folder, a hub name, toy/draft; null: fresh weights"
     ] = "${pair.draft}"
@@ -231,7 +239,7 @@ class Distill(Command, OnPair, Trains):
         | None
     ) = None
     kind: Annotated[
-        Any, Group("kind", nullable=True), "of draft: null, a model of its own; eagle3, one that reads states"
+        Any, ConfigGroup("kind", nullable=True), "of draft: null, a model of its own; eagle3, one that reads states"
     ] = None
     vocabulary: (
         Annotated[
@@ -248,8 +256,8 @@ class Distill(Command, OnPair, Trains):
     shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
     temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None = None
     lmbda: Annotated[float, Probability, "probability that a batch's texts are drawn from the draft itself"] = 0.0
-    optimizer: Annotated[Any, Group("model"), "how"]
-    scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
+    optimizer: Annotated[Any, ConfigGroup("model"), "how"]
+    scheduler: Annotated[Any, ConfigGroup("model"), "the learning rate over training; null: constant"] | None
     seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"] = 0
     optimized_metric: Annotated[
         str, "score that best.ckpt and a sweeper look at: val/alpha, or val/loss with mode=min"
@@ -267,7 +275,7 @@ class TrainHeads(Command, TrainsHeads):
     )
 
 
-class Served(Section):
+class EndpointKeys(ConfigSection):
     model: Annotated[str | None, "what the endpoints call the target"] = None
     engine: Annotated[
         Literal["vllm", "sglang", "transformers", "openai"],
@@ -297,7 +305,7 @@ class Responses(Command, OnPrompts, Shared):
     endpoints: Annotated[
         list[str], "base addresses with /completions, as http://localhost:8000/v1; []: decode here"
     ] = copied([])
-    served: Annotated[Served, "how endpoints are asked"] = copied(Served())
+    served: Annotated[EndpointKeys, "how endpoints are asked"] = copied(EndpointKeys())
 
 
 class Mix(Command, OnPair, Shared):
@@ -350,13 +358,13 @@ class Traces(Command, OnPair, Shared):
     dry_run: Annotated[bool, "record a few texts, print the size and the time of all, write nothing"] = False
 
 
-class PerDomain(Section):
+class PerDomain(ConfigSection):
     instruct: Annotated[float, AtLeast(0), "short word tasks"]
     math: Annotated[float, AtLeast(0), "word problems"]
     code: Annotated[float, AtLeast(0), "documented functions of the standard library"]
 
 
-class ToyModel(Section):
+class ToyModel(ConfigSection):
     hidden_size: Annotated[int, AtLeast(1), "of its states"]
     intermediate_size: Annotated[int, AtLeast(1), "of its MLPs"]
     num_layers: Annotated[int, AtLeast(1), "the draft has one, so that it cannot copy as the target does"]
@@ -367,7 +375,7 @@ class ToyModel(Section):
     matrix_learning_rate: Annotated[float, Above(0), "Muon's, for the layers' matrices"] = 0.004
 
 
-class ToyEvaluation(Section):
+class ToyEvaluation(ConfigSection):
     prompts: Annotated[int, AtLeast(1), "frozen test prompts per domain"] = 400
     max_new_tokens: Annotated[int, AtLeast(1), "of a response"] = 256
 
@@ -410,7 +418,7 @@ class Sweep(Command, Labels, Tracked, Shared):
     module, example = "analysis.sweep", "prompts=toy_math prompts.split=dev"
     grid: Annotated[
         Grid,
-        Group("grid", built=False),
+        ConfigGroup("grid", built=False),
         "methods, and lists of values for their keys: grid.tail.policy.threshold=[.1,.2]",
     ]
     source: Annotated[
@@ -430,7 +438,7 @@ class Sweep(Command, Labels, Tracked, Shared):
 
 
 class UnderLoad(OnPrompts, Tracked):
-    grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
+    grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
     hardware: Annotated[
         Hardware | None,
         "model the costs instead: h100, h200, a100 or l40s, from its peak figures; cpu: this machine is asked",
@@ -494,7 +502,7 @@ class Serving(Command, UnderLoad):
 
 class Compare(Command, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
-    grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
+    grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
     group_size: Annotated[int, AtLeast(1), "prompts decoded together; settings take turns on every group"] = 1
     dev_share: Annotated[
         float,
@@ -599,7 +607,7 @@ class Acceptance(Command, Labels, Intervals, Tracked):
     responses: Annotated[
         str | None, File(), "a folder that `read` can read (of data_gen.responses): its texts, not fresh ones"
     ] = None
-    read: Annotated[Any, Group("read"), "what reads it"] = copied(
+    read: Annotated[Any, ConfigGroup("read"), "what reads it"] = copied(
         {"_target_": "data_gen.responses.read_rows", "_partial_": True}
     )
     positions: Annotated[int, AtLeast(1), "per text, drawn at random; null: all"] | None = 8
@@ -715,7 +723,7 @@ class Report(Command):
 class Paper(Command, Tracked):
     module, example = "analysis.paper", "table=specdecpp_table1 'runs={alpaca: FOLDER}'"
     table: Annotated[
-        Mapping[str, Any], Group("table", built=False), "rows, columns, where the numbers are, what was published"
+        Mapping[str, Any], ConfigGroup("table", built=False), "rows, columns, where the numbers are, what was published"
     ]
     runs: Annotated[
         Mapping[str, str] | None, File(), "{NAME: FOLDER}: the output folders that the table's cells name"
@@ -731,36 +739,34 @@ class Sync(Command):
     dry_run: Annotated[bool, "say what would be uploaded"] = False
 
 
-COMMANDS: dict[str, type[Section]] = {
+COMMANDS: dict[str, type[ConfigSection]] = {
     **{kind.module.rpartition(".")[2]: kind for kind in Command.__subclasses__()},
     "quickstart_sweep": Sweep,
     "method_only": MethodOnly,
 }
 
 
-def command_of(config_name: str) -> type[Section] | None:
+def command_of(config_name: str) -> type[ConfigSection] | None:
     """The keys of a root config; None for one of the user's own."""
     return COMMANDS.get(config_name)
 
 
-def keys_of(section: type[Section]) -> Keys:
-    """The keys of a declared section, its own first."""
-    kind: Any = section
-    return _declared(kind)
-
-
-@cache
-def _declared(section: Any) -> Keys:
+def _keys_of(section: Any) -> Keys:
+    """The keys of a declared section (a class), its own first."""
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
-    made = {one.name: one for one in fields(section)}
-    return Keys(
-        {name: Key(name, hints[name], meaning_of(hints[name]), _default(made[name])) for name in own if name in made},
-        no_blanks=True,
-    )
+    defaults: dict[str, Any] = {}
+    for entry in fields(section):
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        defaults[entry.name] = REQUIRED if default is MISSING else default
+    keys = (Key(name, hints[name], meaning_of(hints[name]), defaults[name]) for name in own if name in defaults)
+    return Keys({key.name: key for key in keys}, no_blanks=True)
 
 
-def defaults_of(section: type[Section]) -> dict[str, Any]:
+keys_of: Callable[[Any], Keys] = cache(_keys_of)
+
+
+def defaults_of(section: type[ConfigSection]) -> dict[str, Any]:
     """Every key with its default as plain containers; ??? where there is none."""
     return {name: _plain(key.default) for name, key in keys_of(section).keys.items()}
 
@@ -768,18 +774,11 @@ def defaults_of(section: type[Section]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if value is REQUIRED:
         return "???"
-    if not isinstance(value, Section):
+    if not isinstance(value, ConfigSection):
         return value
-    names: Any = value
-    return {one.name: _plain(getattr(value, one.name)) for one in fields(names)}
+    return {name: _plain(content) for name, content in vars(value).items()}
 
 
-def _default(one: Any) -> Any:
-    if one.default_factory is not MISSING:
-        return one.default_factory()
-    return REQUIRED if one.default is MISSING else one.default
-
-
-def group_of(annotation: Any) -> Group | None:
+def group_of(annotation: Any) -> ConfigGroup | None:
     """The config group that fills a key in."""
-    return next((note for note in notes(annotation) if isinstance(note, Group)), None)
+    return next((note for note in notes(annotation) if isinstance(note, ConfigGroup)), None)

@@ -79,4 +79,4 @@ def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputE
         return InputError(f"{key} is chosen by name: for a mapping of your own expected ~{key} '+{key}={{...}}'")
     if name in names or (not parent and configs.choices(key)):
         return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
-    return unknown_name("key", key, [f"{parent}.{one}".lstrip(".") for one in names])
+    return unknown_name("key", key, [f"{parent}.{other}".lstrip(".") for other in names])

@@ -125,7 +125,7 @@ def override(key: str, value: Any) -> str:
 
 def _written(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_written(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_written(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_written, value)) + "]"
     if value is None or isinstance(value, bool | int | float):

@@ -12,14 +12,19 @@ from typing import Any
 from toolkit.config import files as configs
 from toolkit.config import sources
 from toolkit.config.check import HYDRAS, keys_of_class, resolved, section_in
-from toolkit.config.commands import Command, Grid, Section, command_of, group_of, keys_of
+from toolkit.config.commands import Command, Grid, command_of, group_of, keys_of
 from toolkit.config.complaints import composed
-from toolkit.config.keys import REQUIRED, Key, Keys
+from toolkit.config.notes import REQUIRED, Key, Keys
 from toolkit.config.others import OTHERS
 from toolkit.config.values import is_known, is_node, options, say
 
 WIDTH = 120
 LEFT = 30  # columns of a key's name
+TAIL = (
+    "The keys of another choice: add it to --help, as in `method=mcsd --help`. A key that is not in the config yet takes "
+    "a +, as in +pair.revision=main. --cfg job prints the config, -m sweeps over KEY=A,B, --config-dir adds a folder laid "
+    "out like conf/, --hydra-help lists Hydra's own flags."
+)
 
 
 def help_text(config_name: str, overrides: Iterable[str] = ()) -> str:
@@ -28,50 +33,30 @@ def help_text(config_name: str, overrides: Iterable[str] = ()) -> str:
     config = resolved(composed(config_name, list(overrides)), config_name)
     if section is None or not issubclass(section, Command):
         return "\n".join(_entries("", config, Keys({name: Key(name) for name in config})))
-    lines = [*_what(section), "", *_usage(section), ""]
+    file = sources.module_file(section.module)
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
+    first, _, rest = (docstring or "").partition("\n\n")  # the first paragraph begins with the command line
+    what = first.partition(": ")[2] or first
+    rest = rest.partition("\n\n")[0].removesuffix(" Files:") if not rest.startswith(" ") else ""
+    lines = []
+    for text in (f"{section.module}: {what}", *([rest] if rest else [])):
+        lines += [*textwrap.wrap(" ".join(text.split()), WIDTH), ""]
+    lines += ["Example:", *_wrapped(f"python -m {section.module} {section.example}"), ""]
     declared = keys_of(section)
-    plain = {name: value for name, value in config.items() if not _has_own_part(value, declared.keys.get(name))}
+    plain = {}  # what is shown under no heading of its own: no groups, no sections of keys
+    for name, value in config.items():
+        key = declared.keys.get(name)
+        if key is None or (group_of(key.annotation) is None and not isinstance(value, Mapping)):
+            plain[name] = value
     lines += ["Keys, with their value now:", "", *_entries("", plain, declared)]
     listed: set[str] = set()
     for name, value in config.items():
         if name not in plain:
             lines += ["", *_part(name, value, declared.keys.get(name, Key(name)), listed)]
     for group in section.appended:
-        lines += [
-            "",
-            *_filled(f"+{group}=NAME", f"appends conf/{group}/NAME.yaml: {', '.join(configs.choices(group))}"),
-        ]
-    return "\n".join([*lines, "", *_tail()])
-
-
-def _what(section: type[Command]) -> list[str]:
-    """The first two paragraphs of the command's module docstring, without the command line they begin with."""
-    file = sources.module_file(section.module)
-    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
-    first, _, rest = (docstring or "").partition("\n\n")
-    what = first.partition(": ")[2] or first
-    rest = rest.partition("\n\n")[0].removesuffix(" Files:") if not rest.startswith(" ") else ""
-    lines = [f"{section.module}: {what}", *([rest] if rest else [])]
-    return [line for text in lines for line in [*textwrap.wrap(" ".join(text.split()), WIDTH), ""]][:-1]
-
-
-def _usage(section: type[Command]) -> list[str]:
-    return ["Example:", *textwrap.wrap(f"python -m {section.module} {section.example}", WIDTH,
-                                       initial_indent="  ", subsequent_indent="    ")]  # fmt: skip
-
-
-def _tail() -> list[str]:
-    text = (
-        "The keys of another choice: add it to --help, as in `method=mcsd --help`. A key that is not in the config yet takes "
-        "a +, as in +pair.revision=main. --cfg job prints the config, -m sweeps over KEY=A,B, --config-dir adds a folder laid "
-        "out like conf/, --hydra-help lists Hydra's own flags."
-    )
-    return textwrap.wrap(text, WIDTH)
-
-
-def _has_own_part(value: Any, key: Key | None) -> bool:
-    """Whether a key is shown under a heading: what a group fills in, and sections of keys."""
-    return key is not None and (group_of(key.annotation) is not None or isinstance(value, Mapping))
+        names = ", ".join(configs.choices(group))
+        lines += ["", *_filled(f"+{group}=NAME", f"appends conf/{group}/NAME.yaml: {names}")]
+    return "\n".join([*lines, "", *textwrap.wrap(TAIL, WIDTH)])
 
 
 def _part(name: str, value: Any, key: Key, listed: set[str]) -> Iterator[str]:
@@ -81,10 +66,10 @@ def _part(name: str, value: Any, key: Key, listed: set[str]) -> Iterator[str]:
     yield from textwrap.wrap(f"{name}: {key.meaning}", WIDTH)
     if group is not None and names:
         listed.add(group.name)
-        yield from textwrap.wrap(
-            f"{group.name}=NAME: {', '.join(names)}", WIDTH, initial_indent="  ", subsequent_indent="    "
-        )
-    section, named = section_in(key.annotation), _section_of_many(key.annotation)
+        yield from _wrapped(f"{group.name}=NAME: {', '.join(names)}")
+    section = section_in(key.annotation)
+    mappings = [arguments for option in options(key.annotation) if (arguments := typing.get_args(option))]
+    named = next((section_in(arguments[1]) for arguments in mappings if len(arguments) == 2), None)  # of every entry
     if section is Grid:
         for path, values in configs.flatten(value).items():
             yield from _filled(f"{name}.{path}", _value(values))
@@ -94,19 +79,17 @@ def _part(name: str, value: Any, key: Key, listed: set[str]) -> Iterator[str]:
         yield from _entries(f"{name}.", value, keys_of(section) if section is not None else Keys())
 
 
-def _section_of_many(annotation: Any) -> type[Section] | None:
-    """The section that every entry of a mapping is, if the annotation asks for such a mapping."""
-    mappings = [typing.get_args(one) for one in options(annotation) if typing.get_args(one)]
-    return next((section_in(arguments[1]) for arguments in mappings if len(arguments) == 2), None)
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
-def _entries(prefix: str, values: Mapping[str, Any], known: Keys, every: bool = False) -> Iterator[str]:
+def _entries(prefix: str, values: Mapping[str, Any], declared: Keys, every: bool = False) -> Iterator[str]:
     """One entry per key, those of classes below it. With `every`, and of classes, also the keys that have no value here."""
-    entries: Mapping[str, Any] = known.keys
+    keys = entries = declared.keys
     if is_node(values):
-        known, every = keys_of_class(values["_target_"]) or Keys(), True
-        entries = OTHERS.get(values["_target_"], known.keys)  # of classes that are not ours, what somebody may want
-    for name, key in {**known.keys, **{n: Key(n) for n in values if n not in known.keys and n not in HYDRAS}}.items():
+        keys, every = (keys_of_class(values["_target_"]) or Keys()).keys, True
+        entries = OTHERS.get(values["_target_"], keys)  # type: ignore[arg-type]  # of classes that are not ours, what somebody may want
+    for name, key in {**keys, **{n: Key(n) for n in values if n not in keys and n not in HYDRAS}}.items():
         value = values.get(name)
         if isinstance(value, Mapping) and value:
             section = section_in(key.annotation)
@@ -121,19 +104,18 @@ def _entries(prefix: str, values: Mapping[str, Any], known: Keys, every: bool = 
 def _entry(path: str, key: Key, value: str) -> list[str]:
     """VALUE (TYPE): meaning."""
     kind = f" ({say(key.annotation)})" if is_known(key.annotation) else ""
-    meaning = re.sub(
-        r"\b(None|True|False)\b", lambda found: {"None": "null"}.get(found[0], found[0].lower()), key.meaning
-    )
+    as_yaml = {"None": "null", "True": "true", "False": "false"}
+    meaning = re.sub(r"\b(None|True|False)\b", lambda match: as_yaml[match[0]], key.meaning)
     return _filled(path, f"{value}{kind}{': ' if meaning else ''}{meaning}".strip())
 
 
 def _filled(path: str, text: str) -> list[str]:
     """A name on the left, a text wrapped beside it."""
     first = f"  {path}".ljust(LEFT) + "  "
+    indent = " " * (LEFT + 2)
     if len(first) > LEFT + 2:
-        lines = [f"  {path}"]
-        return lines + textwrap.wrap(text, WIDTH, initial_indent=" " * (LEFT + 2), subsequent_indent=" " * (LEFT + 2))
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=" " * (LEFT + 2)) or [first.rstrip()]
+        return [f"  {path}", *textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)]
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent) or [first.rstrip()]
 
 
 def _value(value: Any) -> str:

@@ -56,7 +56,7 @@ class Contents:
     @property
     def unresolved(self) -> list[str]:
         """Keys of models of the hub whose commit is not known here."""
-        return [key for key, about in self.models.items() if about["commit"] is None]
+        return [key for key, facts in self.models.items() if facts["commit"] is None]
 
     def of(self, path: str, value: Any, annotation: Any, parent: Mapping[str, Any], note: Any = None) -> Any:
         """A value of the config with contents in place of what it names.
@@ -65,18 +65,25 @@ class Contents:
         parent      the mapping that it stands in
         note        what is declared of everything in it
         """
-        note = next((one for one in notes(annotation) if isinstance(one, CONTENTS)), note)
+        note = next((own for own in notes(annotation) if isinstance(own, CONTENTS)), note)
         if isinstance(value, Mapping) and section_in(annotation) is Grid:
             return {name: self._settings(f"{path}.{name}", name, settings) for name, settings in value.items()}
         if isinstance(value, Mapping):
-            keys = self._annotations(value, annotation)
+            section = section_in(annotation)
+            declared = None if section is None else keys_of(section)
+            if is_node(value):
+                declared = keys_of_class(str(value["_target_"]))
+            keys = dict.fromkeys(value, _entries(annotation))
+            if declared is not None:
+                keys = {name: key.annotation for name, key in declared.keys.items()}
             inner = {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
             if is_node(value) and (files := sources.users_files(str(value["_target_"]))):
                 self.given[f"{path}._target_"] = value["_target_"]
                 inner["_target_"] = f"sha256:{content_hash([value['_target_'], digests.digests(files)], 32)}"
             return inner
         if isinstance(value, list | tuple):
-            return [self.of(f"{path}.{i}", one, _entries(annotation), parent, note) for i, one in enumerate(value)]
+            kind = _entries(annotation)
+            return [self.of(f"{path}.{i}", entry, kind, parent, note) for i, entry in enumerate(value)]
         if not isinstance(value, str) or not value:
             return value
         if note is None and (is_node(parent) or not is_known(annotation)) and os.path.isfile(value):
@@ -100,17 +107,6 @@ class Contents:
 
         return contents(settings)
 
-    def _annotations(self, value: Mapping[str, Any], annotation: Any) -> dict[str, Any]:
-        """The declared types of a mapping's keys."""
-        section = section_in(annotation)
-        if is_node(value):
-            declared = keys_of_class(str(value["_target_"]))
-        else:
-            declared = keys_of(section) if section is not None else None
-        if declared is None:
-            return dict.fromkeys(value, _entries(annotation))
-        return {name: key.annotation for name, key in declared.keys.items()}
-
     def _content(self, path: str, value: str, note: Any, parent: Mapping[str, Any]) -> str | None:
         """What stands for a text that names a model, a file or a folder; None: the text itself, for there is none."""
         if isinstance(note, HubData) and any(parent.get(key) is not None for key in note.instead):
@@ -120,7 +116,12 @@ class Contents:
             if isinstance(note, HubData | Model) and not path_on_disk.exists():
                 return None if value[0] in "./~" else self._hub(path, value, parent.get(note.revision), note.kind)
             if isinstance(note, Model) and path_on_disk.is_dir():
-                return _weights(path_on_disk)
+                if path_on_disk.resolve() != (ASSETS / "toy" / "target").resolve():
+                    return f"sha256:{digests.folder_digest(path_on_disk)}"
+                both = [
+                    *map(digests.folder_digest, (path_on_disk, ASSETS / "toy" / "head"))
+                ]  # it brings its heads along
+                return f"sha256:{content_hash(both, 32)}"
             if path_on_disk.is_file():
                 return f"sha256:{digests.digest(path_on_disk)[:32]}"
             if isinstance(note, Head) and path_on_disk.is_dir():
@@ -166,24 +167,16 @@ def is_content(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(CONTENT)
 
 
-def _weights(folder: Path) -> str:
-    """What stands for a folder of weights."""
-    if folder.resolve() != (ASSETS / "toy" / "target").resolve():
-        return f"sha256:{digests.folder_digest(folder)}"
-    both = [digests.folder_digest(one) for one in (folder, ASSETS / "toy" / "head")]  # it brings its heads along
-    return f"sha256:{content_hash(both, 32)}"
-
-
 def stage_content(folder: Path) -> str:
     """What determines the content of a stage's output folder."""
-    about = parse_json_file(folder / MANIFEST)
-    if not isinstance(about, dict) or "stage" not in about or not isinstance(about.get("inputs"), dict):
+    manifest = parse_json_file(folder / MANIFEST)
+    if not isinstance(manifest, dict) or "stage" not in manifest or not isinstance(manifest.get("inputs"), dict):
         return f"sha256:{digests.folder_digest(folder)}"
-    inputs = sorted(map(str, about["inputs"].values()))
-    return f"{about['stage']}:{content_hash([about.get('config'), inputs], 16)}"
+    inputs = sorted(map(str, manifest["inputs"].values()))
+    return f"{manifest['stage']}:{content_hash([manifest.get('config'), inputs], 16)}"
 
 
 def _entries(annotation: Any) -> Any:
     """The declared type of the entries of a list or mapping; Any if there is none."""
-    inner = [typing.get_args(one) for one in options(annotation) if origin_of(one) in (*LISTS, *MAPPINGS)]
+    inner = [typing.get_args(kind) for kind in options(annotation) if origin_of(kind) in (*LISTS, *MAPPINGS)]
     return inner[0][-1] if inner and inner[0] else Any

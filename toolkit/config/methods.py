@@ -12,7 +12,7 @@ from typing import Any
 from toolkit.config import sources
 from toolkit.config.commands import OfMethod, keys_of
 from toolkit.config.files import choices, flatten, plain
-from toolkit.config.keys import Keys
+from toolkit.config.notes import Keys
 from toolkit.config.store import compose_unchecked
 from toolkit.config.values import is_node
 from toolkit.errors import InputError, unknown_name
@@ -27,44 +27,42 @@ def check_method(method: Mapping[str, Any]) -> None:
     """Raises InputError if its rule is not exact for its proposer's scheme, or its policy needs what its proposer lacks."""
     name, rule = method.get("name"), _target(method.get("rule"))
     proposer = method.get("proposer") or {"_target_": CHAIN}
-    policy = method.get("policy")
-    schemes = sources.constant(rule, "schemes")
-    scheme = proposer.get("scheme", sources.constant(_target(proposer), "scheme"))
+    policy, drafts = _target(method.get("policy")), _target(proposer)
+    schemes, scheme = sources.constant(rule, "schemes"), proposer.get("scheme", sources.constant(drafts, "scheme"))
+    reads_matches, copies = sources.constant(policy, "reads_matches"), sources.constant(drafts, "shows_matches")
+    no_model = sources.constant(drafts, "needs_draft_model") is False
+    needs_model = sources.constant(policy, "needs_draft_model") is not False
+    learns = sources.constant(policy, "uses_history") is True
+    proposer_name, policy_name, fault = _short(drafts), _short(policy), ""
     if schemes and scheme and scheme not in schemes:
-        raise InputError(
-            f"method {name}: {_short(_target(proposer))} draws candidates by the scheme {scheme}, but {_short(rule)} is "
-            f"exact only for {', '.join(schemes)}"
+        fault = (
+            f"{proposer_name} draws candidates by the scheme {scheme}, but {_short(rule)} is exact only for "
+            f"{', '.join(schemes)}"
         )
-    if (
-        is_node(policy)
-        and sources.constant(_target(policy), "uses_history") is True
-        and sources.constant(_target(proposer), "supports_history") is False
-    ):
-        raise InputError(
-            f"method {name}: {_short(_target(policy))} learns from rounds of chains, and {_short(_target(proposer))} has "
-            "none; expected a policy without memory (fixed, confidence, tail, survival, ...)"
+    elif policy and learns and sources.constant(drafts, "supports_history") is False:
+        fault = (
+            f"{policy_name} learns from rounds of chains, and {proposer_name} has none; expected a policy without memory "
+            "(fixed, confidence, tail, survival, ...)"
         )
-    matches = is_node(policy) and sources.constant(_target(policy), "reads_matches")
-    shown = sources.constant(_target(proposer), "shows_matches")
-    if matches and shown is False:
-        raise InputError(
-            f"method {name}: {_short(_target(policy))} decides on copied tokens, and {_short(_target(proposer))} draws from a "
-            "draft model; expected a proposer that copies (suffix, prompt_lookup, best_source)"
+    elif policy and reads_matches and copies is False:
+        fault = (
+            f"{policy_name} decides on copied tokens, and {proposer_name} draws from a draft model; expected a proposer that "
+            "copies (suffix, prompt_lookup, best_source)"
         )
-    no_model = sources.constant(_target(proposer), "needs_draft_model") is False
-    if is_node(policy) and no_model and sources.constant(_target(policy), "needs_draft_model") is not False:
-        raise InputError(
-            f"method {name}: {_short(_target(policy))} looks at a draft model's distribution or states, and "
-            f"{_short(_target(proposer))} has no draft model; expected another policy (fixed, heuristic)"
+    elif policy and no_model and needs_model:
+        fault = (
+            f"{policy_name} looks at a draft model's distribution or states, and {proposer_name} has no draft model; "
+            "expected another policy (fixed, heuristic)"
         )
-    chooses = matches and sources.constant(_target(policy), "needs_draft_model") is not False
-    if is_node(policy) and shown and not no_model and not chooses:
-        raise InputError(
-            f"method {name}: {_short(_target(proposer))} has two sources, and {_short(_target(policy))} does not choose "
-            "between them; expected the policy best_source"
+    elif policy and copies and not no_model and not (reads_matches and needs_model):
+        fault = (
+            f"{proposer_name} has two sources, and {policy_name} does not choose between them; expected the policy "
+            "best_source"
         )
-    if rule and sources.find(rule) and sources.is_kind(rule, LAYER_RULE) != (method.get("beams") is not None):
-        raise InputError(f"method {name}: a rule for layers of beams and `beams` need each other")
+    elif rule and sources.find(rule) and sources.is_kind(rule, LAYER_RULE) != (method.get("beams") is not None):
+        fault = "a rule for layers of beams and `beams` need each other"
+    if fault:
+        raise InputError(f"method {name}: {fault}")
 
 
 def check_head(config: Mapping[str, Any]) -> None:
@@ -115,22 +113,16 @@ def parameters(name: str, paths: Iterable[str], keys_of_class: Callable[[str], K
         if path == "head":
             annotations[path] = keys_of(OfMethod).keys[path].annotation
         elif path != "impossible":
-            node, key = _below(method, path)
+            *parents, key = path.split(".")
+            node: Any = method
+            for parent in parents:
+                node = node.get(parent) if isinstance(node, Mapping) else None
             keys = keys_of_class(_target(node)) if is_node(node) else None
             if keys is None or key not in keys.keys:
-                inside = [f"{path.rpartition(key)[0]}{one}" for one in (keys.keys if keys else method)]
+                inside = [f"{path.rpartition(key)[0]}{name}" for name in (keys.keys if keys else method)]
                 raise unknown_name(f"parameter of {name}", path, inside)
             annotations[path] = keys.keys[key].annotation
     return annotations
-
-
-def _below(method: Mapping[str, Any], path: str) -> tuple[Any, str]:
-    """The node that holds a dotted key, and the key's own name."""
-    *parents, key = path.split(".")
-    node: Any = method
-    for part in parents:
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node, key
 
 
 def _target(node: Any) -> str:

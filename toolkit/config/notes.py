@@ -5,6 +5,7 @@
 
 A note is written once, beside the type. The command line's check and `--help` read it without importing the class. The
 class itself asks for the ranges with `toolkit.config.values.check_ranges`. A text among the notes is the key's meaning.
+`Key` has all that is known of one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Union
 
 UNIONS = (Union, types.UnionType)
@@ -108,7 +109,7 @@ class Called:
 
 
 @dataclass(frozen=True)
-class Group:
+class ConfigGroup:
     """A key that is chosen in `conf/<name>/`. `built`: a class with its arguments; `nullable`: or nothing."""
 
     name: str
@@ -149,6 +150,34 @@ class HubData:
 CONTENTS = (File, Head, Model, HubData)
 
 
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+REQUIRED = object()  # instead of a default
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key: its type (a typing object, with notes), what it means in a sentence, its default if it has one."""
+
+    name: str
+    annotation: Any = Any
+    meaning: str = ""
+    default: Any = REQUIRED
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one class, function or command.
+
+    takes_any  further keys go through to something else (**kwargs)
+    no_blanks  an empty text is no value: keys of commands name folders and choices
+    """
+
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    takes_any: bool = False
+    no_blanks: bool = False
+
+
 def notes(annotation: Any) -> list[Any]:
     """The notes of an annotation and of the options of a union; of nested ones, the outer one's come last."""
     if typing.get_origin(annotation) is Annotated:
@@ -160,8 +189,3 @@ def notes(annotation: Any) -> list[Any]:
 def meaning_of(annotation: Any) -> str:
     """The text among the notes; of several the last one."""
     return next((note for note in reversed(notes(annotation)) if isinstance(note, str)), "")
-
-
-def intervals(annotation: Any) -> Iterator[Interval]:
-    """The ranges that an annotation puts on a number, also within a union."""
-    return (note for note in notes(annotation) if isinstance(note, Interval))

@@ -65,9 +65,9 @@ def experiment(key: str, item: str, paper: Mapping[str, Any]) -> dict[str, Any]:
 def table(key: str, item: str, paper: Mapping[str, Any]) -> dict[str, Any]:
     """What `table=KEY_ITEM` chooses: the entry without what makes its runs."""
     kind = item.rstrip("0123456789")
-    about = {"paper": paper["name"], "cite": paper["cite"], "experiment": f"{key}_{item}"}
-    shown = {name: value for name, value in paper["entries"][item].items() if name not in OF_RUNS}
-    return {**about, "item": f"{kind.capitalize()} {item.removeprefix(kind)}", **shown}
+    source = {"paper": paper["name"], "cite": paper["cite"], "experiment": f"{key}_{item}"}
+    content = {name: value for name, value in paper["entries"][item].items() if name not in OF_RUNS}
+    return {**source, "item": f"{kind.capitalize()} {item.removeprefix(kind)}", **content}
 
 
 def read(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import collections.abc
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,9 +20,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from toolkit.config import notes
-from toolkit.config.keys import REQUIRED, Key, Keys, meanings_in
+from toolkit.config.notes import REQUIRED, Key, Keys
 from toolkit.errors import InputError
-from toolkit.files.text import first_line
+from toolkit.files.text import first_line, lines_of
 
 Definition = ast.ClassDef | ast.FunctionDef
 OTHERS = ("toolkit", "analysis", "data_gen", "hydra_plugins")  # packages of this toolkit
@@ -36,7 +38,7 @@ _NOTES: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Defined:
     """A definition in a file; `owner` is the class of a method."""
 
     module: str
@@ -56,11 +58,14 @@ def keys_of(target: str) -> Keys | None:
             [definition.node, definition.owner],
         )
     family = list(_family(definition))
-    nodes = [one.node for one in family]
-    for number, definition in enumerate(family):  # the nearest constructor counts
-        if _is_dataclass(definition.node):
-            fields = [owner for owner in reversed(family[number:]) if _is_dataclass(owner.node)]
-            keys = Keys({key.name: key for owner in fields for key in _fields(owner.node, owner.module)})
+    nodes = [part.node for part in family]
+    are_dataclasses = ["dataclass" in " ".join(map(ast.unparse, node.decorator_list)) for node in nodes]
+    for number, (definition, is_dataclass) in enumerate(zip(family, are_dataclasses, strict=True)):
+        if is_dataclass:  # the nearest constructor counts
+            owners = [
+                part for part, has_fields in zip(family[number:], are_dataclasses[number:], strict=True) if has_fields
+            ]
+            keys = Keys({key.name: key for owner in reversed(owners) for key in _fields(owner.node, owner.module)})
             return _described(keys, nodes)
         init = _member(definition.node, "__init__")
         if isinstance(init, ast.FunctionDef):
@@ -68,12 +73,8 @@ def keys_of(target: str) -> Keys | None:
     return Keys()
 
 
-def _is_dataclass(node: Definition) -> bool:
-    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
-
-
 @cache
-def find(target: str) -> Found | None:
+def find(target: str) -> Defined | None:
     """Where a dotted name is defined, through re-exports; None if no source says so."""
     parts = target.split(".")
     for split in range(len(parts) - 1, 0, -1):
@@ -83,13 +84,13 @@ def find(target: str) -> Found | None:
         node = _binding(module, names[0])
         if isinstance(node, ast.ImportFrom):
             return find(".".join([*_imported(node, module, names[0]), *names[1:]]))
-        definition = Found(module, node) if isinstance(node, Definition) else None
+        definition = Defined(module, node) if isinstance(node, Definition) else None
         if definition is None or len(names) == 1:
             return definition
-        for one in _family(definition):
-            member = _member(one.node, names[1])
-            if isinstance(member, ast.FunctionDef) and isinstance(one.node, ast.ClassDef):
-                return Found(one.module, member, one.node)
+        for part in _family(definition):
+            member = _member(part.node, names[1])
+            if isinstance(member, ast.FunctionDef) and isinstance(part.node, ast.ClassDef):
+                return Defined(part.module, member, part.node)
     return None
 
 
@@ -132,8 +133,8 @@ def says_all(module: str) -> bool:
 def constant(target: str, name: str) -> Any:
     """The literal value of a class's attribute, its own or inherited; None if there is none, or it is no literal."""
     definition = find(target)
-    for one in _family(definition) if definition is not None else ():
-        member = _member(one.node, name)
+    for part in _family(definition) if definition is not None else ():
+        member = _member(part.node, name)
         if isinstance(member, ast.Assign | ast.AnnAssign) and member.value is not None:
             return _literal(member.value)
     return None
@@ -142,7 +143,7 @@ def constant(target: str, name: str) -> Any:
 def is_kind(target: str, base: str) -> bool:
     """Whether a class, or one of its bases, has this name."""
     definition = find(target)
-    return definition is not None and any(one.node.name == base for one in _family(definition))
+    return definition is not None and any(part.node.name == base for part in _family(definition))
 
 
 def users_files(target: str) -> list[Path]:
@@ -158,20 +159,16 @@ def users_files(target: str) -> list[Path]:
             continue
         for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
             file = None if module in files else module_file(module)
-            if file is not None and not INSTALLED.intersection(file.parts):
-                files[module] = file
-                waiting += _imports(module)
+            if file is None or INSTALLED.intersection(file.parts):
+                continue
+            files[module] = file
+            for node in ast.walk(_tree(file)):
+                if isinstance(node, ast.Import):
+                    waiting += [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    names = [alias.asname or alias.name for alias in node.names]
+                    waiting += [".".join(_imported(node, module, name)) for name in names]
     return [files[module] for module in sorted(files)]
-
-
-def _imports(module: str) -> Iterator[str]:
-    """Dotted names that a module imports, wherever in its file."""
-    file = module_file(module)
-    for node in ast.walk(_tree(file)) if file is not None else ():
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (".".join(_imported(node, module, alias.asname or alias.name)) for alias in node.names)
 
 
 def clear() -> None:
@@ -228,26 +225,26 @@ def _imported(node: ast.ImportFrom, module: str, name: str) -> tuple[str, str]:
     return ".".join([*above, *([node.module] if node.module else [])]), original
 
 
-def _family(found: Found) -> Iterator[Found]:
+def _family(definition: Defined) -> Iterator[Defined]:
     """A class and its bases, as far as their sources are found, nearest first."""
-    yield found
-    for base in found.node.bases if isinstance(found.node, ast.ClassDef) else ():
+    yield definition
+    for base in definition.node.bases if isinstance(definition.node, ast.ClassDef) else ():
         first, _, rest = ast.unparse(base).partition("[")[0].partition(".")
-        above = find(f"{found.module}.{first}") if not rest else None
-        for node in _statements(found.module) if rest else ():  # an attribute of an imported module: pl.Callback
+        above = find(f"{definition.module}.{first}") if not rest else None
+        for node in _statements(definition.module) if rest else ():  # an attribute of an imported module: pl.Callback
             for alias in node.names if isinstance(node, ast.Import) else ():
                 if (alias.asname or alias.name) == first:
                     above = find(f"{alias.name}.{rest}")
-        if above is not None and above.node is not found.node:
+        if above is not None and above.node is not definition.node:
             yield from _family(above)
 
 
 def _member(node: Definition, name: str) -> ast.stmt | None:
     """A method or an attribute of a class body."""
-    for one in node.body if isinstance(node, ast.ClassDef) else ():
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
-        if getattr(one, "name", None) == name or any(getattr(target, "id", None) == name for target in targets):
-            return one
+    for part in node.body if isinstance(node, ast.ClassDef) else ():
+        targets = part.targets if isinstance(part, ast.Assign) else [getattr(part, "target", None)]
+        if getattr(part, "name", None) == name or any(getattr(target, "id", None) == name for target in targets):
+            return part
     return None
 
 
@@ -264,31 +261,26 @@ def _annotation(node: ast.expr | None, module: str) -> Any:
         case ast.BinOp(op=ast.BitOr()):
             return Union[_annotation(node.left, module), _annotation(node.right, module)]  # noqa: UP007
         case ast.Subscript():
-            return _subscripted(node, module)
+            name = ast.unparse(node.value).rpartition(".")[2]
+            inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            if name == "Literal":
+                return Literal[tuple(map(_literal, inner))]
+            if name == "Annotated":
+                beside = [note for part in inner[1:] if (note := _note(part, module)) is not None]
+                kind = _annotation(inner[0], module)
+                return Annotated[(kind, *beside)] if beside else kind  # type: ignore[return-value]
+            kinds = tuple(_annotation(part, module) for part in inner)
+            if name in ("Union", "Optional"):
+                return Union[kinds if name == "Union" else (*kinds, type(None))]  # noqa: UP007
+            try:
+                return _TYPES[name][kinds] if name in _TYPES else Any
+            except TypeError:
+                return Any
         case ast.Name() | ast.Attribute():
             name = ast.unparse(node).rpartition(".")[2]
             alias = None if name in _TYPES else _alias(name, module)
             return _TYPES.get(name, Any) if alias is None else _annotation(*alias)
     return Any
-
-
-def _subscripted(node: ast.Subscript, module: str) -> Any:
-    """A generic type, a union, a literal, or a type with notes."""
-    name = ast.unparse(node.value).rpartition(".")[2]
-    inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    if name == "Literal":
-        return Literal[tuple(_literal(one) for one in inner)]
-    if name == "Annotated":
-        beside = [note for one in inner[1:] if (note := _note(one, module)) is not None]
-        kind = _annotation(inner[0], module)
-        return Annotated[(kind, *beside)] if beside else kind  # type: ignore[return-value]
-    kinds = tuple(_annotation(one, module) for one in inner)
-    if name in ("Union", "Optional"):
-        return Union[kinds if name == "Union" else (*kinds, type(None))]  # noqa: UP007
-    try:
-        return _TYPES[name][kinds] if name in _TYPES else Any
-    except TypeError:
-        return Any
 
 
 def _note(node: ast.expr, module: str) -> Any:
@@ -340,11 +332,11 @@ def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, modul
 
 def _fields(node: Definition, module: str) -> Iterator[Key]:
     """The fields of a dataclass body that its constructor takes."""
-    for one in node.body:
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-            default = "" if one.value is None else ast.unparse(one.value)
-            if "ClassVar" not in ast.unparse(one.annotation) and "init=False" not in default:
-                yield _key(one.target.id, one.annotation, one.value, module)
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            default = "" if part.value is None else ast.unparse(part.value)
+            if "ClassVar" not in ast.unparse(part.annotation) and "init=False" not in default:
+                yield _key(part.target.id, part.annotation, part.value, module)
 
 
 def _described(keys: Keys, nodes: Iterable[Definition | None]) -> Keys:
@@ -354,3 +346,29 @@ def _described(keys: Keys, nodes: Iterable[Definition | None]) -> Keys:
         meanings = {**(meanings_in(text, keys.keys) if text else {}), **meanings}
     documented = {name: replace(key, meaning=key.meaning or meanings.get(name, "")) for name, key in keys.keys.items()}
     return Keys(documented, keys.takes_any)
+
+
+def meanings_in(docstring: str, names: Iterable[str]) -> dict[str, str]:
+    """What a docstring says of names.
+
+    It is read from lines "name  meaning" (or "a, b  meaning"), which go on in deeper lines. For the other names it is
+    read from "name: meaning", up to a semicolon.
+    """
+    any_name = "|".join(map(re.escape, names)) or "(?!)"
+    start = re.compile(rf"^(\s*)((?:{any_name})(?:, (?:{any_name}))*)(?:  +|: +)(\S.*)$")
+    inside = re.compile(rf"(?<=[.;,] )({any_name}): ([^;]+)")
+    meanings: dict[str, str] = {}
+    also: dict[str, str] = {}
+    open_names: list[str] = []
+    indent = 0
+    for line in lines_of(textwrap.dedent(docstring)):
+        also |= {match[1]: match[2] for match in inside.finditer(line)}
+        if match := start.match(line):
+            open_names, indent = match[2].split(", "), len(match[1])
+            meanings |= dict.fromkeys(open_names, match[3])
+        elif line.strip() and len(line) - len(line.lstrip()) > indent:
+            meanings |= {name: f"{meanings[name]} {line.strip()}" for name in open_names}
+        else:
+            open_names = []
+    cut = re.compile(rf"; (?:{any_name}): .*")
+    return {name: cut.sub("", meaning).rstrip("; .") for name, meaning in (also | meanings).items()}

@@ -56,7 +56,9 @@ def fits(value: Any, annotation: Any, levels: int = FULLY) -> bool:
     kind = origin or annotation
     if kind in LISTS:
         inner = arguments[0] if arguments else Any
-        return _is_list(value) and (levels < 1 or inner is Any or all(fits(one, inner, levels - 1) for one in value))
+        return _is_list(value) and (
+            levels < 1 or inner is Any or all(fits(entry, inner, levels - 1) for entry in value)
+        )
     if kind in MAPPINGS:
         inner = arguments[1] if arguments else Any
         return isinstance(value, Mapping) and (levels < 1 or all(fits(v, inner, levels - 1) for v in value.values()))
@@ -116,7 +118,7 @@ def options(annotation: Any) -> list[Any]:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return options(arguments[0])
-    return [one for option in arguments for one in options(option)] if origin in UNIONS else [annotation]
+    return [kind for option in arguments for kind in options(option)] if origin in UNIONS else [annotation]
 
 
 def origin_of(annotation: Any) -> Any:
@@ -223,21 +225,17 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
     if fits(value, annotation, levels=1):
         return
     hint = ""
-    if isinstance(value, str) and any(origin_of(one) in LISTS for one in options(annotation)):
+    kinds = options(annotation)
+    if isinstance(value, str) and any(origin_of(kind) in LISTS for kind in kinds):
         hint = f" (a list of one is written [{shown(value)}])"
+    words = next((note.text for note in notes(annotation) if isinstance(note, Called)), None)
+    if words is None and all(map(is_known, kinds)):
+        words = expected(value, annotation)
+    elif words is None:  # with the names of classes
+        names = (say(kind, LONG) if is_known(kind) else f"a {getattr(kind, '__name__', kind)}" for kind in kinds)
+        words = " or ".join(dict.fromkeys(names))
     quoted = " ".join(shown(value).split()) if isinstance(value, SIMPLE) else f"a {type(value).__name__}"
-    raise InputError(f"{name}: expected {_wanted(value, annotation)}, got {quoted}{hint}")
-
-
-def _wanted(value: Any, annotation: Any) -> str:
-    """What was expected, with the names of classes."""
-    called = next((note.text for note in notes(annotation) if isinstance(note, Called)), None)
-    if called is not None:
-        return called
-    if all(is_known(one) for one in options(annotation)):
-        return expected(value, annotation)
-    kinds = (say(one, LONG) if is_known(one) else f"a {getattr(one, '__name__', one)}" for one in options(annotation))
-    return " or ".join(dict.fromkeys(kinds))
+    raise InputError(f"{name}: expected {words}, got {quoted}{hint}")
 
 
 @cache

@@ -7,11 +7,12 @@ from toolkit.distillation.losses import (
     ForwardKL,
     JensenShannon,
     Loss,
+    Mixture,
     Outlook,
     ReverseKL,
+    Term,
     TotalVariation,
 )
-from toolkit.distillation.mixture import Mixture, Term
 from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 
 __all__ = [

@@ -11,13 +11,12 @@ import torch
 from toolkit.config.notes import AtLeast, Between
 from toolkit.errors import InputError
 from toolkit.models.teacher import Text
-from toolkit.training.batches import Examples
-from toolkit.training.resumable import ResumableData
+from toolkit.training.batches import Examples, ResumableData
 
 MEASURED = 500  # produced tokens of validation texts
 
 
-class TextBatch:
+class DraftBatch:
     """Some texts, and per text the produced tokens that are looked at, from 0 (None: all); `labels` are those tokens."""
 
     def __init__(self, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None):
@@ -26,9 +25,9 @@ class TextBatch:
         labels = [produced[i] for (_, produced), where in zip(self.texts, self.positions, strict=True) for i in where]
         self.labels = torch.tensor(labels, dtype=torch.long)
 
-    def emptied(self) -> TextBatch:
+    def emptied(self) -> DraftBatch:
         """A batch of no texts: the share of a process for which too few are left."""
-        return TextBatch([])
+        return DraftBatch([])
 
 
 class TextPart(Examples):
@@ -46,12 +45,12 @@ class TextPart(Examples):
             for begin, end in pairwise(ends)
         ]
         looked_at = [(text, where) for text, where in zip(texts, positions, strict=True) if where]
-        self.whole = TextBatch([text for text, _ in looked_at], [where for _, where in looked_at])
+        self.whole = DraftBatch([text for text, _ in looked_at], [where for _, where in looked_at])
         self.num_examples = len(looked_at)
 
-    def batch(self, examples: Sequence[int]) -> TextBatch:
+    def batch(self, examples: Sequence[int]) -> DraftBatch:
         """The texts of these numbers."""
-        return TextBatch([self.whole.texts[i] for i in examples], [self.whole.positions[i] for i in examples])
+        return DraftBatch([self.whole.texts[i] for i in examples], [self.whole.positions[i] for i in examples])
 
 
 class TextData(ResumableData):

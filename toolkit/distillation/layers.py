@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,24 +59,15 @@ def absence_costs(model: Any, texts: Sequence[Text]) -> Iterator[float]:
     """The cost of each layer's absence, in nats per response token, layer by layer: L + 1 forward passes over the texts."""
     whole = produced_logits(model, texts).float().log_softmax(-1)
     for layer in layers_in(model):
-        with _absent(layer):
+        with layer.register_forward_hook(_skip, with_kwargs=True):
             without = produced_logits(model, texts).float().log_softmax(-1)
         yield float(nn.functional.kl_div(without, whole, reduction="batchmean", log_target=True))
 
 
-@contextmanager
-def _absent(layer: nn.Module) -> Iterator[None]:
-    """Within it, the layer returns what it is given."""
-
-    def skip(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        states = args[0] if args else kwargs["hidden_states"]
-        return (states, *output[1:]) if isinstance(output, tuple) else states
-
-    hook = layer.register_forward_hook(skip, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
+def _skip(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """A layer's hook: the layer returns what it is given."""
+    states = args[0] if args else kwargs["hidden_states"]
+    return (states, *output[1:]) if isinstance(output, tuple) else states
 
 
 def draft_of(target: Any, layers: Sequence[int]) -> Any:

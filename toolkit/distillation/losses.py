@@ -7,6 +7,8 @@
     LK             -log alpha, alpha = sum_x min(p, q): the probability of acceptance          LK losses (arXiv:2602.23881)
     cross entropy  -log q of the text's token; no target is needed
 
+A `Mixture` has several at once, with weights that may change over the training.
+
 p: target, q: draft, both at the temperature of the training. In nats (TVD apart). Gradients go to q alone.
 
 Where only k tokens of p are known, the KLs and JSD take all the others as one token, so they are lower bounds of the true
@@ -23,14 +25,16 @@ Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`Ou
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import Between
+from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
+from toolkit.errors import InputError
 
 LOWEST = -1e4  # log of a probability that is exactly 0 in every format; finite, so that 0 times it is 0
 
@@ -141,6 +145,49 @@ class CrossEntropy(Loss):
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
         return -outlook.token_log_probs.masked_fill(~outlook.has_row, 0.0)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A loss in a mixture. Its weight goes in a straight line over the training.
+
+    loss    any loss
+    weight  at the beginning
+    final   at the end; None: as at the beginning
+    """
+
+    loss: Loss
+    weight: Annotated[float, AtLeast(0)] = 1.0
+    final: Annotated[float, AtLeast(0)] | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "loss.terms.")
+
+    def at(self, progress: float) -> float:
+        """The weight when this share of the training is done."""
+        final = self.weight if self.final is None else self.final
+        return self.weight + (final - self.weight) * progress
+
+
+@dataclass(frozen=True)
+class Mixture(Loss):
+    """The weighted sum of losses.
+
+    terms  {NAME: loss and weight}
+    """
+
+    terms: Mapping[str, Term]
+
+    def __post_init__(self) -> None:
+        terms = self.terms.values()
+        if not any(term.weight for term in terms) or not any(term.at(1.0) for term in terms):
+            raise InputError("loss.terms: expected a weight above 0 at the beginning and at the end, got none")
+
+    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+        weighted = [
+            term.at(progress) * term.loss(outlook, progress) for term in self.terms.values() if term.at(progress)
+        ]
+        return sum(weighted[1:], weighted[0])
 
 
 def _kl(left: Tensor, right: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toolkit import config
 from toolkit.decoding import decode
-from toolkit.distillation.data import TextBatch
+from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import Loss, Outlook
 from toolkit.distillation.teachers import Expected, Teacher, outlook
 from toolkit.engine.engine import EngineOptions
@@ -58,8 +58,7 @@ class DraftTraining(WholeSteps):
     loss         per position
     temperature  of q
     on_policy    texts of the draft's own
-    optimizer, scheduler  as in `HeadTraining`
-    about        travels in every checkpoint
+    optimizer, scheduler, about  as in `WholeSteps`
     """
 
     def __init__(
@@ -73,24 +72,18 @@ class DraftTraining(WholeSteps):
         scheduler: Callable[..., Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ):
-        super().__init__()
+        super().__init__(optimizer, scheduler, about)
         self.draft, self.loss, self.temperature = draft, loss, temperature
         self.teacher, self.on_policy = teacher, on_policy
-        self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.about = dict(about or {})
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(self.draft.parameters())
-        if self.make_scheduler is None:
-            return optimizer
-        schedule = self.make_scheduler(optimizer, self._num_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return self.with_schedule(self.make_optimizer(self.draft.parameters()), self._num_steps)
 
-    def training_step(self, batch: TextBatch, batch_idx: int) -> dict[str, Tensor]:
+    def training_step(self, batch: DraftBatch, batch_idx: int) -> dict[str, Tensor]:
         own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
         if is_on_policy(own.lmbda, own.seed, step):
             seed = own.seed + self.trainer.global_rank
-            batch = TextBatch(
+            batch = DraftBatch(
                 own_texts(self.draft, batch.texts, own.sampling, own.ends, seed, step) if batch.texts else []
             )
         if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
@@ -103,7 +96,7 @@ class DraftTraining(WholeSteps):
         whole = total.new_tensor(sum(weight * len(loss) for weight, loss in losses))
         return self.share_of_step(total, whole, len(batch.labels))
 
-    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
         (_, seen), *deeper = self.outlooks(batch, Expected(self.teacher.whole(batch)))
         for depth, (_, other) in enumerate(deeper, start=2):
             count = len(other.token_log_probs)
@@ -118,20 +111,17 @@ class DraftTraining(WholeSteps):
         cross_entropy = -seen.token_log_probs[seen.has_row].sum() / max(covered, 1)
         self.log("val/cross_entropy", cross_entropy, on_epoch=True, batch_size=covered, sync_dist=True)
 
-    def outlooks(self, batch: TextBatch, expected: Expected) -> list[tuple[float, Outlook]]:
+    def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
         """The distributions of target and draft at a batch's positions, with the weight of their loss.
 
         There is one entry per depth that the draft is unrolled to; a separate draft has one. Gradients go to the draft.
         """
-        kept = kept_tokens(self.draft)
+        tokens = kept_tokens(self.draft)
         with rows_alone(self.draft):
             logits = produced_logits(self.draft, batch.texts, batch.positions).float()
-        if kept is None:
+        if tokens is None:
             logits = fit_logits(logits, self.teacher.vocab_size, logits.device)
-        return [(1.0, outlook(expected, logits, batch.labels, self.temperature, kept))]
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["about"] = self.about
+        return [(1.0, outlook(expected, logits, batch.labels, self.temperature, tokens))]
 
     @property
     def _num_steps(self) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from toolkit.config.notes import AtLeast
-from toolkit.distillation.data import TextBatch
+from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import LOWEST, Outlook
 from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
@@ -54,13 +54,13 @@ class Teacher(Protocol):
 
     vocab_size: int
 
-    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
+    def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Announce the texts that `expected` and `whole` will get."""
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """What the target expects at every produced token of texts, one text after another."""
 
-    def whole(self, batch: TextBatch) -> Tensor:
+    def whole(self, batch: DraftBatch) -> Tensor:
         """log p [n, V] at a batch's positions."""
 
 
@@ -120,14 +120,14 @@ class OnlineTeacher:
     def __init__(self, target: Any, temperature: float, about: Weights | None = None):
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size(target)
 
-    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
+    def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Do nothing: every batch is read when it comes."""
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """Log probabilities of the whole vocabulary."""
         return Expected(log_probs_of(self.target, self.temperature, texts))
 
-    def whole(self, batch: TextBatch) -> Tensor:
+    def whole(self, batch: DraftBatch) -> Tensor:
         """log p [n, V] at a batch's positions."""
         return log_probs_of(self.target, self.temperature, batch.texts, batch.positions)
 
@@ -164,10 +164,10 @@ class CachedTeacher:
         for path in sorted(self.folder.glob("*.safetensors")):
             self._open(path)
 
-    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
+    def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Compute what the folder lacks, and keep it: files of up to SHARD training texts, and one per validation text."""
-        missing = sorted((text for text in train.texts if key_of(text) not in self.entries), key=_length)
-        read = sorted(zip(validation.texts, validation.positions, strict=True), key=lambda pair: _length(pair[0]))
+        missing = sorted((text for text in train.texts if key_of(text) not in self.entries), key=length_of)
+        read = sorted(zip(validation.texts, validation.positions, strict=True), key=lambda pair: length_of(pair[0]))
         unread = [(text, where) for text, where in read if not self._validation_file(text, where).exists()]
         if not missing and not unread:
             return
@@ -194,20 +194,22 @@ class CachedTeacher:
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """The likeliest tokens of every position; texts that the folder lacks are read by the target, and not kept."""
-        parts = [self._stored(text) if key_of(text) in self.entries else self._asked([text]) for text in texts]
+        parts = []
+        for text in texts:
+            if (key := key_of(text)) in self.entries:
+                tensors, first, last = self.entries[key]
+                parts.append({name: tensor[first:last] for name, tensor in tensors.items()})
+            else:
+                parts.append(self._asked([text]))
         return Expected(**_joined(parts))
 
-    def whole(self, batch: TextBatch) -> Tensor:
+    def whole(self, batch: DraftBatch) -> Tensor:
         """log p [n, V] at a batch's positions, which `prepare` has computed."""
         files = map(self._validation_file, batch.texts, batch.positions)
         return torch.cat([load_tensors(path, "teacher cache")[0]["log_probs"] for path in files])
 
     def _validation_file(self, text: Text, positions: Sequence[int]) -> Path:
         return self.folder / "validation" / f"{content_hash([key_of(text), list(positions)], 24)}.safetensors"
-
-    def _stored(self, text: Text) -> dict[str, Tensor]:
-        tensors, first, last = self.entries[key_of(text)]
-        return {name: tensor[first:last] for name, tensor in tensors.items()}
 
     def _asked(self, texts: Sequence[Text]) -> dict[str, Tensor]:
         """Log probabilities and tokens [n, k] of texts, and log_rest [n], from the target."""
@@ -256,9 +258,7 @@ class CachedTeacher:
         if not (self.folder / ABOUT).exists():
             return {}
         record = read_json(self.folder / ABOUT)
-        there = Weights.recorded(record, "target")
-        reason = None if there is None or self.weights is None else there.other_than(self.weights)
-        if reason is not None:
+        if self.weights is not None and (reason := Weights.changed(record, self.weights, "target")) is not None:
             raise InputError(
                 f"teacher.folder: {self.folder} is of another target ({reason}); choose another folder, or delete it"
             )
@@ -273,7 +273,7 @@ def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _length(text: Text) -> int:
+def length_of(text: Text) -> int:
     """Tokens of prompt and response: texts that are read together should have similar ones, for they are padded."""
     return len(text[0]) + len(text[1])
 

@@ -31,10 +31,10 @@ from transformers import AutoConfig
 
 from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
-from toolkit.distillation.data import TextBatch
+from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import Outlook
 from toolkit.distillation.module import DraftTraining
-from toolkit.distillation.teachers import Expected, key_of, outlook
+from toolkit.distillation.teachers import Expected, key_of, length_of, outlook
 from toolkit.engine.facts import check_evaluation
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
@@ -123,9 +123,7 @@ class TargetStates:
         """Compute what the folder lacks, and say its size first."""
         if self.folder is None:
             return
-        missing = sorted(
-            (text for text in texts if not self._file(text).exists()), key=lambda text: len(text[0]) + len(text[1])
-        )
+        missing = sorted((text for text in texts if not self._file(text).exists()), key=length_of)
         if not missing:
             return
         total = sum(len(prompt) + len(produced) - 1 for prompt, produced in missing)
@@ -148,11 +146,9 @@ class TargetStates:
     def _computed(self, texts: Sequence[Text]) -> Tensor:
         check_evaluation(self.target)
         tokens = pad_right([[*prompt, *produced][:-1] for prompt, produced in texts], self.target.device)
-        hook = self.target.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0][:, -1:],))
-        try:
+        output = self.target.get_output_embeddings()
+        with output.register_forward_pre_hook(lambda module, args: (args[0][:, -1:],)):
             states = self.target(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
-        finally:
-            hook.remove()
         return torch.cat([states[layer] for layer in self.layers], -1)
 
     def _file(self, text: Text) -> Path:
@@ -235,9 +231,8 @@ class UnrolledTraining(DraftTraining):
         super().__init__(*args, **kwargs)
         self.states, self.kind = states, kind
 
-    def outlooks(self, batch: TextBatch, expected: Expected) -> list[tuple[float, Outlook]]:
-        kept = self.draft.lm_head.kept
-        whole = kept if len(kept) < self.teacher.vocab_size else None
+    def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
+        tokens = self.draft.lm_head.kept if len(self.draft.lm_head.kept) < self.teacher.vocab_size else None
         by_depth = logits_by_depth(
             self.draft, self.states.of(batch.texts), batch.texts, batch.positions, self.kind.depth
         )
@@ -249,7 +244,7 @@ class UnrolledTraining(DraftTraining):
                     logits.float(),
                     batch.labels.to(index.device)[index],
                     self.temperature,
-                    whole,
+                    tokens,
                 ),
             )
             for number, (logits, index) in enumerate(by_depth)

@@ -53,7 +53,11 @@ def write_atomic(path: Path | str, write: Callable[[Path], None]) -> Path:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        _flush_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except Exception as error:
         why = _why(error)
         if why is None:
@@ -83,14 +87,6 @@ def _why(error: BaseException) -> tuple[str, str] | None:
             return explanation, MAKE_ROOM if "write" in text else ""
         seen = seen.__cause__ or seen.__context__
     return None
-
-
-def _flush_folder(folder: Path) -> None:
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def write_folder(path: Path | str, write: Callable[[Path], None]) -> Path:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 WIDTH = 120  # where stdout is not a terminal and COLUMNS says nothing
@@ -38,16 +38,27 @@ def print_table(
     numeric  which columns are numbers: aligned right, never broken; () for none
     rest     the file that has all columns
     """
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
 
     numbers = [*numeric, *[False] * (len(names) - len(numeric))]
     columns = [[row[i] for row in rows] for i in range(len(names))]
-    needed = [_narrowest(name, column, number) for name, column, number in zip(names, columns, numbers, strict=True)]
-    visible = _fitting(needed, width())
-    widths = _widened(
-        {i: needed[i] for i in visible}, {i: max(map(_cells, ("", *columns[i]))) for i in visible}, width()
-    )
+    needed = []  # the fewest cells: whole numbers, whole parts of texts, a heading that is broken between words
+    for name, column, is_number in zip(names, columns, numbers, strict=True):
+        body = [cell_len(text) if is_number else _needed(text, NARROWEST) for text in column]
+        needed.append(max([_needed(name, max([*body, TITLE])), *body]))
+    visible: list[int] = []
+    used = -GAP
+    for i, cells in enumerate(needed):
+        if not visible or used + GAP + cells <= width():
+            used += GAP + cells
+            visible.append(i)
+    widths = {i: needed[i] for i in visible}
+    for i in visible:  # what is left of the line goes to the columns that would be wider, from the first on
+        longest = max(map(cell_len, ("", *columns[i])))
+        more = min(max(longest - needed[i], 0), max(width() - used, 0))
+        widths[i], used = needed[i] + more, used + more
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for i in visible:
         heading = "\n".join(_broken(names[i], widths[i]))
@@ -62,50 +73,20 @@ def print_table(
         print(f"{len(names) - len(visible)} of {len(names)} columns do not fit; {where}")
 
 
-def _fitting(needed: Sequence[int], available: int) -> list[int]:
-    """Indices of the columns to show, in order."""
-    visible: list[int] = []
-    used = 0
-    for i, cells in enumerate(needed):
-        if not visible or used + GAP + cells <= available:
-            used += cells + (GAP if visible else 0)
-            visible.append(i)
-    return visible
-
-
-def _narrowest(name: str, column: Iterable[str], number: bool) -> int:
-    """The fewest cells that a column needs: whole numbers, whole parts of texts, a heading that is broken between words."""
-    body = [_cells(text) if number else _needed(text, NARROWEST) for text in column]
-    return max([_needed(name, max([*body, TITLE])), *body])
-
-
 def _needed(text: str, comfortable: int) -> int:
     """The width of a text that is broken where it is longer than `comfortable`."""
-    return max(map(_cells, _broken(text, comfortable)), default=0)
+    from rich.cells import cell_len
 
-
-def _widened(widths: dict[int, int], longest: dict[int, int], available: int) -> dict[int, int]:
-    """What is left of the line goes to the columns that would be wider, from the first on."""
-    left = available - sum(widths.values()) - GAP * (len(widths) - 1)
-    widened = dict(widths)
-    for i, now in widths.items():
-        more = min(max(longest[i] - now, 0), max(left, 0))
-        widened[i], left = now + more, left - more
-    return widened
+    return max(map(cell_len, _broken(text, comfortable)), default=0)
 
 
 def _broken(text: str, most: int) -> list[str]:
     """Lines of at most `most` cells, broken between parts alone: a part that is longer has a line of its own."""
+    from rich.cells import cell_len
+
     lines = [""]
     for part in BREAK.split(text):
-        if lines[-1] and _cells((lines[-1] + part).rstrip()) > most:
+        if lines[-1] and cell_len((lines[-1] + part).rstrip()) > most:
             lines.append("")
         lines[-1] += part
     return [line.rstrip() for line in lines]
-
-
-def _cells(text: str) -> int:
-    """Cells of the terminal that a text takes."""
-    from rich.cells import cell_len
-
-    return cell_len(text)

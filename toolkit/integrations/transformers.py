@@ -60,7 +60,7 @@ def assistant(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AssistedRound:
     """A round and its verdict, as policies ask for them (`Drafted`, `Judged`); [1] each."""
 
     num_drafted: Tensor
@@ -115,7 +115,7 @@ class StoppedDraft:
         self.generation_config.num_assistant_tokens = self.policy.limit
         self.generation_config.num_assistant_tokens_schedule = "constant"
         self.generation_config.assistant_confidence_threshold = 0.0
-        self._state = self._live_state()
+        self._state = self.policy.init(1, self.draft.device)
         self._text, self._drafted = 0, 0  # tokens of the text before the last round, and of the round
 
     def __getattr__(self, name: str) -> Any:
@@ -127,28 +127,21 @@ class StoppedDraft:
         if settings is None or not getattr(settings, "is_assistant", False):
             return self.draft.generate(*args, stopping_criteria=stopping_criteria, **kwargs)
         length = kwargs["input_ids"].shape[1]
-        self._begin(length, fresh=kwargs.get("past_key_values") is None)
+        device = self.draft.device  # tell the policy how the last round went, or begin a text; then begin a round
+        if kwargs.get("past_key_values") is None:
+            self._state = self.policy.init(1, device)
+        else:  # every round adds what it accepted and one token more
+            accepted = min(max(length - self._text - 1, 0), self._drafted)
+            outcome = AssistedRound(*(torch.tensor([n], device=device) for n in (self._drafted, accepted)))
+            self._state = self.policy.observe(outcome, outcome, self._state)
+        live = torch.ones(1, dtype=torch.bool, device=device)
+        self._state, self._wanted = self.policy.begin(live, self._state)
         with _watched(self.draft) as seen:
             criterion = _Stop(self, seen, length, bool(settings.do_sample))
             every = StoppingCriteriaList([*(stopping_criteria or ()), criterion])
             output = self.draft.generate(*args, stopping_criteria=every, **kwargs)
         self._text, self._drafted = length, output.sequences.shape[1] - length
         return output
-
-    def _live_state(self) -> dict[str, Tensor]:
-        return self.policy.init(1, self.draft.device)
-
-    def _begin(self, length: int, fresh: bool) -> None:
-        """Tell the policy how the last round went, or begin a text; then begin a round."""
-        device = self.draft.device
-        if fresh:
-            self._state = self._live_state()
-        else:  # every round adds what it accepted and one token more
-            accepted = min(max(length - self._text - 1, 0), self._drafted)
-            outcome = Outcome(*(torch.tensor([n], device=device) for n in (self._drafted, accepted)))
-            self._state = self.policy.observe(outcome, outcome, self._state)
-        live = torch.ones(1, dtype=torch.bool, device=device)
-        self._state, self._wanted = self.policy.begin(live, self._state)
 
     def decide(self, step: DraftStep) -> Tensor:
         """Whether to end the round after this token [1]."""
@@ -182,8 +175,5 @@ def _watched(model: Any) -> Iterator[dict[str, Tensor]]:
         def keep(module: Any, args: Any, output: Any) -> None:
             seen["logits"], seen["hidden"] = output.logits[:, -1], states.pop()[:, -1]
 
-        hook = model.register_forward_hook(keep)
-        try:
+        with model.register_forward_hook(keep):
             yield seen
-        finally:
-            hook.remove()

@@ -74,8 +74,8 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         width = config.hidden_size
 
         def norm(size: int) -> nn.Module:
-            made: nn.Module = norm_class(size, eps=config.rms_norm_eps)
-            return made
+            layer: nn.Module = norm_class(size, eps=config.rms_norm_eps)
+            return layer
 
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.input_norm = norm(target_width) if "norm_before_fc" in self.flags else None
@@ -106,8 +106,8 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
 
     def blank(self) -> Eagle3:
         """A draft of the same shape, its weights not these."""
-        kept = self.lm_head.kept.cpu()
-        draft: Any = Eagle3(copy.deepcopy(self.config), self.target_layers, self.target_width, kept, sorted(self.flags))
+        rows, flags = self.lm_head.kept.cpu(), sorted(self.flags)
+        draft: Any = Eagle3(copy.deepcopy(self.config), self.target_layers, self.target_width, rows, flags)
         blank: Eagle3 = draft.to(self.dtype)
         return blank
 

@@ -60,6 +60,12 @@ class Weights:
         hash_ = record.get(f"{role}_fingerprint")
         return None if hash_ is None else cls(str(hash_), record.get(f"{role}_weights"))
 
+    @classmethod
+    def changed(cls, record: Mapping[str, Any], here: Weights, role: str = "draft") -> str | None:
+        """Why these are not the weights that a record names for a role; None: they are, or it names none."""
+        recorded = cls.recorded(record, role)
+        return None if recorded is None else recorded.other_than(here)
+
     def facts(self, role: str = "draft") -> dict[str, Any]:
         """The fields that `recorded` reads."""
         return {f"{role}_fingerprint": self.fingerprint, f"{role}_weights": self.sketch}
@@ -80,14 +86,12 @@ class Weights:
 
 
 def fingerprint(model: Any) -> str:
-    """A short identity of all of a model's weights, in float32; remembered while the model lives."""
+    """A short hash of all weights as float32: the same on every device, and in any format that holds them exactly.
+
+    It is remembered while the model lives.
+    """
     if not hasattr(model, "state_dict"):
         return content_hash(model.probs.tolist())
-    return identity(model)
-
-
-def identity(model: Any) -> str:
-    """A short hash of all weights as float32: the same on every device, and in any format that holds them exactly."""
     return str(_once(model, "identity", lambda: content_hash([*_checksums(model), *adapters(model)])))
 
 
@@ -122,7 +126,7 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
 
     Warns, and compares nothing, if either is of quantised weights.
     """
-    if all("adapters" in one for one in (there, here)) and there["adapters"] != here["adapters"]:
+    if "adapters" in there and "adapters" in here and there["adapters"] != here["adapters"]:
         return "other adapters are at work"
     formats = (there["format"], here["format"])
     if any(name not in ROUNDING for name in formats):
@@ -183,7 +187,7 @@ def _format(model: Any) -> str:
 def _sketched(tensor: Tensor) -> list[Any]:
     """Shape, norm, and sums with signs."""
     sums, squares = torch.zeros(SUMS, dtype=torch.float64, device="cpu"), 0.0
-    patterns = _signs(tensor.device)
+    patterns = _pattern("signs", CHUNK).to(tensor.device)  # [CHUNK, SUMS]
     all_flips = _pattern("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
     for first, block in _blocks(tensor, torch.float64):
         flips = all_flips[first : first + len(block)]
@@ -214,12 +218,6 @@ def _blocks(tensor: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
         block = flat[start : start + CHUNK * BLOCK].to(dtype) + 0  # minus zero becomes zero
         block = torch.nn.functional.pad(block, (0, -len(block) % CHUNK))
         yield start // CHUNK, block.view(-1, CHUNK)
-
-
-@cache
-def _signs(device: torch.device) -> Tensor:
-    """Signs [CHUNK, SUMS] in float64."""
-    return _pattern("signs", CHUNK).to(device)
 
 
 @cache

@@ -73,9 +73,9 @@ def _convert(path: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # transformers' byte-level tokenizer adds <|endoftext|> to a vocabulary that has none; the model has no row for it
-    about = read_json(folder / "tokenizer.json")
-    about["added_tokens"] = [token for token in about["added_tokens"] if token["id"] < model.config.vocab_size]
-    write_json(folder / "tokenizer.json", about)
+    content = read_json(folder / "tokenizer.json")
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < model.config.vocab_size]
+    write_json(folder / "tokenizer.json", content)
 
 
 def write(path: Path, model: Any, tokenizer: Any, like: Path | None = None) -> Path:

@@ -134,7 +134,10 @@ class ModelPair:
         Raises InputError if the tokenizers differ in another token, naming the first one.
         """
         name = name or Path(target).name.removesuffix(gguf.ENDING)
-        target, sources = resolve(target), [resolve(source) for source in _draft_names(draft, drafts)]
+        names = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)
+        if names and drafts:
+            raise InputError("expected draft=... or drafts=[...], got both")
+        target, sources = resolve(target), [resolve(source) for source in (*names, *drafts)]
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
@@ -151,12 +154,13 @@ class ModelPair:
             else _load_model(source, dict(options, revision=draft_revision), device, draft_layers)
             for source in sources
         ]
+        is_toy = Path(target) == TOY / "target" and sources == [TOY / "draft"] and (TOY / "head").exists()
         return cls(
             target=model,
             tokenizer=tokenizer,
             drafts=small,
             name=name,
-            head=_shipped_head(target, sources),
+            head=str(TOY / "head") if is_toy else None,
             options=EngineOptions(cuda_graphs, self_check),
             chat_template_options=dict(chat_template_options or {}),
             end_ids=None if end_ids is None else tuple(end_ids),
@@ -325,11 +329,11 @@ def load_draft(
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
-    if eagle3.is_eagle3(resolve(source)):
-        return eagle3.load(Path(resolve(source)), options["dtype"], None, device)
-    return _load_model(resolve(source), options, device, layers)
+    options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    path = resolve(source)
+    if eagle3.is_eagle3(path):
+        return eagle3.load(Path(path), options["dtype"], None, device)
+    return _load_model(path, options, device, layers)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -380,20 +384,6 @@ def draft_command(target: str, prompts: str = "FILE.jsonl") -> str:
     """The command line that makes a draft of a target, on these prompts."""
     words = [f"pair.target={target}", f"prompts.path={prompts}"]
     return f"python -m toolkit.train +experiment=draft {shlex.join(words)}"
-
-
-def _draft_names(draft: str | Path | Sequence[str | Path] | None, drafts: Sequence[str | Path]) -> list[str | Path]:
-    """One draft, or a list of them by either name. Raises InputError for both."""
-    named = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)
-    if named and drafts:
-        raise InputError("expected draft=... or drafts=[...], got both")
-    return [*named, *drafts]
-
-
-def _shipped_head(target: str | Path, drafts: Sequence[str | Path]) -> str | None:
-    """Folder of the heads that come with the toy pair, if this is it."""
-    is_toy = Path(target) == TOY / "target" and list(drafts) == [TOY / "draft"]
-    return str(TOY / "head") if is_toy and (TOY / "head").exists() else None
 
 
 def resolve(source: str | Path) -> str | Path:
@@ -462,8 +452,8 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None,
             loaded = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
-    model, about = loaded
-    if missing := sorted(about["missing_keys"]):  # they would be random numbers, other ones at every load
+    model, loading_info = loaded
+    if missing := sorted(loading_info["missing_keys"]):  # they would be random numbers, other ones at every load
         raise InputError(
             f"{source} lacks {missing[0]}, a weight of {type(model).__name__}: expected the checkpoint of a whole causal "
             "language model"

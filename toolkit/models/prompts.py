@@ -141,19 +141,16 @@ def _parse(line: str) -> Prompt:
     id_ = row.pop("id", None)
     if isinstance(id_, bool) or not isinstance(id_, int | str | None):
         raise InputError(f"expected a number or a string as id, got {id_!r}")
+    if messages is not None and not (
+        isinstance(messages, list)
+        and all(isinstance(turn, dict) for turn in messages)
+        and all(isinstance(turn.get(key), str) for turn in messages for key in ("role", "content"))
+    ):
+        raise InputError('expected messages as a list of {"role": "...", "content": "..."}')
     return Prompt(
         id="" if id_ is None else str(id_),
         prompt=prompt,
         answer=None if answer is None else str(answer),
-        messages=None if messages is None else _parse_messages(messages),
+        messages=None if messages is None else tuple(messages),
         extra=row,
     )
-
-
-def _parse_messages(value: Any) -> tuple[Message, ...]:
-    well_formed = isinstance(value, list) and all(
-        isinstance(turn, dict) and all(isinstance(turn.get(key), str) for key in ("role", "content")) for turn in value
-    )
-    if not well_formed:
-        raise InputError('expected messages as a list of {"role": "...", "content": "..."}')
-    return tuple(value)

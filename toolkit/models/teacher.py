@@ -34,7 +34,7 @@ def pad_right(texts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextReading:
     """What both sides say of the n produced tokens of a text, on the target's device and over its vocabulary.
 
     target_probs  [n, V] p, warped as in decoding
@@ -73,7 +73,7 @@ def readings_along(
     sampling: Sampling,
     positions: Sequence[Sequence[int]] | None = None,
     num_drafts: int = 1,
-) -> Iterator[Reading]:
+) -> Iterator[TextReading]:
     """What the target and the first drafts of a pair say of each produced token given what precedes it, text by text.
 
     One pass of every model over all texts; the tokens after the last one asked for are not read.
@@ -91,7 +91,7 @@ def readings_along(
             seen = seen_before(prompt, produced, pair.vocab_size)[list(where)].to(pair.device)
         target_probs = warp(target[row].to(pair.device), sampling, seen)
         logits = [penalized(pair.fit(draft[row]), sampling, seen) for draft in drafts]
-        yield Reading(target_probs, logits, sampling)
+        yield TextReading(target_probs, logits, sampling)
 
 
 def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:
@@ -121,13 +121,9 @@ def produced_logits(model: Any, texts: Sequence[Text], positions: Sequence[Seque
     tokens = _readable(model, reads)
     if _is_tabular(model):
         return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).logits[rows, columns]
-    hook = model.get_output_embeddings().register_forward_pre_hook(
-        lambda module, args: (args[0][rows, columns].unsqueeze(0),)
-    )
-    try:
+    output = model.get_output_embeddings()
+    with output.register_forward_pre_hook(lambda module, args: (args[0][rows, columns].unsqueeze(0),)):
         return model(input_ids=tokens, use_cache=False).logits[0]
-    finally:
-        hook.remove()
 
 
 @torch.no_grad()
@@ -138,11 +134,9 @@ def states_of(model: Any, tokens: Tensor) -> Tensor:
         return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).hidden
     with watched_states(model) as states:
         # The logits are not used: compute one column of them. This hook comes after the one that reads the states.
-        hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0][:, -1:],))
-        try:
+        output = model.get_output_embeddings()
+        with output.register_forward_pre_hook(lambda module, args: (args[0][:, -1:],)):
             model(input_ids=tokens, use_cache=False)
-        finally:
-            hook.remove()
     return states[0]
 
 

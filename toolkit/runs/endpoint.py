@@ -121,7 +121,13 @@ class Client:
         if code in WRONG:
             return Wrong(f"{self.address} answers {status}: {self.mend}", code)
         if code not in AGAIN and code < 500:
-            return Refused(f"{self.who} refuses it: {status}", _explanation(body))
+            try:
+                content = json.loads(body)
+                message = content.get("message") or content.get("detail") or content.get("error") or ""
+                explanation = short(str(message.get("message", message) if isinstance(message, dict) else message))
+            except (ValueError, AttributeError, RecursionError):
+                explanation = ""
+            return Refused(f"{self.who} refuses it: {status}", explanation)
         try:
             wait = max(0.0, float(response.headers["Retry-After"]))
         except (KeyError, ValueError):
@@ -168,13 +174,3 @@ def key_of(variable: str | None, name: str) -> str | None:
 def short(text: str) -> str:
     """The beginning of a text, on one line."""
     return " ".join(text.split())[:LONGEST]
-
-
-def _explanation(body: bytes) -> str:
-    """What the body of an error says, as far as it can be read."""
-    try:
-        content = json.loads(body)
-        message = content.get("message") or content.get("detail") or content.get("error") or ""
-        return short(str(message.get("message", message) if isinstance(message, dict) else message))
-    except (ValueError, AttributeError, RecursionError):
-        return ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,16 +75,13 @@ def figure(
         drawn = Figure(figsize=(inches, inches * aspect), dpi=DPI, layout="constrained")
         FigureCanvasAgg(drawn)
         yield drawn.subplots(rows, columns, squeeze=False, **subplots)
-        for kind, options in FORMATS.items():
-            _save(drawn, Path(path).with_suffix(f".{kind}"), kind, options)
-            drawn.set_layout_engine("none")  # the first format's layout serves all
-
-
-def _save(drawn: Any, path: Path, kind: str, options: dict[str, Any]) -> None:
-    fonts = logging.getLogger("fontTools")  # tells every font table that it leaves out of a PDF
-    level = fonts.level
-    fonts.setLevel(logging.WARNING)
-    try:
-        write_atomic(path, lambda temporary: drawn.savefig(temporary, format=kind, **options))
-    finally:
-        fonts.setLevel(level)
+        fonts = logging.getLogger("fontTools")  # tells every font table that it leaves out of a PDF
+        level = fonts.level
+        fonts.setLevel(logging.WARNING)
+        try:
+            for kind, options in FORMATS.items():
+                save = partial(drawn.savefig, format=kind, **options)
+                write_atomic(Path(path).with_suffix(f".{kind}"), save)
+                drawn.set_layout_engine("none")  # the first format's layout serves all
+        finally:
+            fonts.setLevel(level)

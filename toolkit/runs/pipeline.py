@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,11 @@ def plan_stages(
         for key in ("prompts", "pair"):
             if isinstance(node := configs.plain(config).get(key), Mapping) and node.get("_target_"):
                 get_method(node["_target_"])
-        words = _inherited(stage, config, root_dir), _as_typed(stage.get("overrides", ()), planned, stages)
+        marks = _Marks({done: done.upper() for done in planned})  # as one would type them, with values for keys
+        typed = [marks.put(str(word), stages) for word in stage.get("overrides", ())]
+        for mark, text in marks.texts.items():
+            typed = [word.replace(mark, configs.quoted(text)[1:-1]) for word in typed]
+        words = _inherited(stage, config, root_dir), typed
         print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {shlex.join(chain(*words))}")
         planned[name] = Path(root_dir, name)
     return planned
@@ -72,15 +76,6 @@ def _inherited(stage: Mapping[str, Any], config: Any, root_dir: Path | str) -> l
         for name, value in configs.plain(config[key]).items():
             if name not in usual[key] or usual[key][name] != value:
                 words.append(configs.override(f"{'' if name in usual[key] else '+'}{key}.{name}", value))
-    return words
-
-
-def _as_typed(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list[str]:
-    """The overrides as one would type them, with values for keys, and a stage's name in capitals for its folder."""
-    marks = _Marks({name: name.upper() for name in folders})
-    words = [marks.put(str(word), within) for word in overrides]
-    for mark, text in marks.texts.items():
-        words = [word.replace(mark, configs.quoted(text)[1:-1]) for word in words]
     return words
 
 
@@ -116,20 +111,13 @@ def compose_for(
         words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
     config = configs.compose(config_name, words, checked=False)
     filled = OmegaConf.create(marks.filled(OmegaConf.to_container(config, resolve=False)), flags={"struct": True})
+    root = within._get_root() if OmegaConf.is_config(within) else {}
     for key in inherit:
-        filled[key] = _node(within, key, config_name, filled)
+        if root.get(key) is None or key not in filled:
+            raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
+        filled[key] = OmegaConf.create(_literal(OmegaConf.to_container(root[key], resolve=True)))
     check(filled, config_name, complete=False)
     return filled
-
-
-def _node(within: Any, key: str, config_name: str, config: Any) -> Any:
-    """A copy of a node of the config that stages come from. Raises InputError where one of them has none."""
-    from omegaconf import OmegaConf
-
-    root = within._get_root() if OmegaConf.is_config(within) else {}
-    if root.get(key) is None or key not in config:
-        raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
-    return OmegaConf.create(_literal(OmegaConf.to_container(root[key], resolve=True)))
 
 
 def _literal(value: Any) -> Any:

@@ -78,7 +78,7 @@ class Stage:
         files = journal.read(self.folder).files
         listed = {name: files[name][-1] for name in sorted(files) if (self.folder / name).is_file()}
         self._write("finished", {**facts, "files": {k: v for k, v in listed.items() if k != MANIFEST}})
-        lock.release(self.folder, self._lock)
+        self.leave()
         return self.folder
 
     def leave(self) -> None:
@@ -154,13 +154,13 @@ def open_stage(
         stage.folder.mkdir(parents=True, exist_ok=True)
         lock.take(stage.folder, stage._lock)
         if not overwrite and _is_done(stage, repairs):  # another process has finished it in the meantime
-            lock.release(stage.folder, stage._lock)
+            stage.leave()
             return stage
         if overwrite:
             try:
                 _clear(stage)
             except InputError:
-                lock.release(stage.folder, stage._lock)
+                stage.leave()
                 raise
         journal.begin(stage.folder)
         if not overwrite:
@@ -405,7 +405,13 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
         return f"it was made by {old.get('stage')}, not {name}"
     before, now = configs.flatten(old.get("config", {})), configs.flatten(stage.identity)
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    changed = [key for key in changed if not _may_be_the_same(key, now.get(key), old, stage)]
+    here, there = stage.contents.models, old.get("models") or {}
+    changed = [
+        key
+        for key in changed  # a model of the hub whose commit is not known here may be the one that the manifest names
+        if not (str(now.get(key)).startswith(UNRESOLVED) and there.get(key))
+        or any(here.get(key, {}).get(part) != there[key].get(part) for part in ("name", "revision"))
+    ]
     contents = [key for key in changed if is_content(before.get(key)) and is_content(now.get(key))]
     for key in changed:
         if key not in contents:
@@ -421,14 +427,6 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
 def _quoted(values: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
     """A value for a message: the path or name that the config gave, if there was one."""
     return repr((manifest.get("given") or {}).get(key, values.get(key)))
-
-
-def _may_be_the_same(key: str, now: Any, old: Mapping[str, Any], stage: Stage) -> bool:
-    """Whether a model of the hub whose commit is not known here may be the one that a manifest names."""
-    if not (isinstance(now, str) and now.startswith(UNRESOLVED)):
-        return False
-    mine, theirs = stage.contents.models.get(key, {}), (old.get("models") or {}).get(key, {})
-    return bool(theirs) and all(mine.get(part) == theirs.get(part) for part in ("name", "revision"))
 
 
 def job_dir() -> Path:

@@ -7,7 +7,6 @@ PNG. `python -m toolkit.sync folder=outputs` uploads all offline runs of an outp
 from __future__ import annotations
 
 import html
-import netrc
 import os
 import re
 import sys
@@ -21,7 +20,6 @@ from queue import Empty, Queue
 from threading import Thread
 from time import perf_counter
 from typing import Any, Literal
-from urllib.parse import urlparse
 
 from toolkit.errors import InputError
 from toolkit.files import journal
@@ -71,7 +69,10 @@ def wandb_mode() -> Mode:
         if spelling not in SPELLINGS:
             raise InputError(f"WANDB_MODE: expected online, offline or disabled, got {spelling!r}")
         return SPELLINGS[spelling]
-    return "online" if os.environ.get("WANDB_API_KEY") or _netrc_has_key() else "offline"
+    from requests.utils import get_netrc_auth  # as wandb itself looks for the key
+
+    has_key = os.environ.get("WANDB_API_KEY") or get_netrc_auth(os.environ.get("WANDB_BASE_URL", SERVER))
+    return "online" if has_key else "offline"
 
 
 @contextmanager
@@ -107,8 +108,11 @@ def wandb_run(
     if mode == "disabled":
         yield None
         return
+    from hydra.core.hydra_config import HydraConfig
+
     folder = Path(folder)
-    group = group or os.environ.get("WANDB_RUN_GROUP") or experiment_name() or sweep_name()
+    experiment = HydraConfig.get().runtime.choices.get("experiment") if HydraConfig.initialized() else None
+    group = group or os.environ.get("WANDB_RUN_GROUP") or (experiment and str(experiment)) or sweep_name()
     options = {
         "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
         "id": run_id,
@@ -133,14 +137,6 @@ def wandb_run(
         run.finish(exit_code=exit_code)
         if run.settings._offline:
             print(f"wandb: offline run; upload it with: python -m toolkit.sync folder={folder}")
-
-
-def experiment_name() -> str | None:
-    """The experiment of the Hydra job that is running, if it has one."""
-    from hydra.core.hydra_config import HydraConfig
-
-    name = HydraConfig.get().runtime.choices.get("experiment") if HydraConfig.initialized() else None
-    return None if name is None else str(name)
 
 
 def overrides_name(words: Sequence[str] | None = None, name: str = "", without: Sequence[str] = ()) -> str | None:
@@ -351,18 +347,3 @@ def _table(frame: Any) -> Any:
         )
     names: list[Any] = [str(name) for name in frame.columns]
     return wandb.Table(columns=names, data=[list(row) for row in zip(*columns, strict=True)])
-
-
-def _netrc_has_key() -> bool:
-    """Whether netrc has a password for the W&B server. The password itself is neither kept nor returned."""
-    host = urlparse(os.environ.get("WANDB_BASE_URL", SERVER)).netloc
-    netrc_path = os.environ.get("NETRC")
-    candidates = [Path(netrc_path)] if netrc_path else [Path.home() / ".netrc", Path.home() / "_netrc"]
-    for path in candidates:
-        try:
-            entry = netrc.netrc(path).authenticators(host)
-        except (OSError, netrc.NetrcParseError):
-            continue
-        if entry is not None and entry[2]:
-            return True
-    return False

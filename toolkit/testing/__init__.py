@@ -115,8 +115,8 @@ def tiny_eagle3(
     draft: Any = Eagle3(config, layers, len(layers) * base.hidden_size, kept, flags).to(target.dtype)
     for parameter in draft.parameters():
         parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    made: Eagle3 = draft.to(target.device).requires_grad_(False).eval()
-    return made
+    frozen: Eagle3 = draft.to(target.device).requires_grad_(False).eval()
+    return frozen
 
 
 def table_pair(device: torch.device | str = "cpu") -> ModelPair:
@@ -242,9 +242,9 @@ def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, 
     for _ in range(rounds):
         for depth in range(1, most + 1):
             step = _random_step(depth, hidden_size, generator)
-            together, go_on = policy.step(_recordable(step), together)
+            together, go_on = policy.step(cast(Step, _Recordable(step)), together)
             for row, state in enumerate(alone):
-                alone[row], go_one = policy.step(_recordable(_row_of(step, row)), state)
+                alone[row], go_one = policy.step(cast(Step, _Recordable(_row_of(step, row))), state)
                 assert bool(go_one) == bool(go_on[row]), f"row {row} decides otherwise at depth {depth}"
         drafted, length = torch.tensor([most, most - 1, most]), torch.tensor([most, 2, 0])
         together = policy.observe(*_judged(drafted, length, most), together)
@@ -269,10 +269,6 @@ class _Recordable:
         if name not in STEP_NAMES:
             raise NotRecorded(f"reads step.{name}, which recordings do not hold; they hold {', '.join(STEP_NAMES)}")
         return getattr(self._step, name)
-
-
-def _recordable(step: DraftStep) -> Step:
-    return cast(Step, _Recordable(step))
 
 
 def _random_step(depth: int, hidden_size: int, generator: torch.Generator) -> DraftStep:
@@ -314,7 +310,11 @@ def rule_error(
         return max(chain_error(rule, table) for table in tables)
     p, q = (torch.stack([table[()] for table in side]) for side in ([t.p for t in tables], [t.q for t in tables]))
     if isinstance(rule, LayerRule):
-        return max(_layer_error(rule, *pair, depth) for pair in zip(p, q, strict=True))
+        errors = []  # of two output beams, against the product of p's
+        for target, draft in zip(p, q, strict=True):
+            joint = beam_distribution(rule, target, draft, depth, 2, rule.schemes[0])
+            errors.append(float((joint - torch.outer(target, target)).abs().sum() / 2))
+        return max(errors)
     scheme = rule.schemes[0]
     emitted = emission(rule, scheme, p, draft_distributions(q, depth, scheme)).distribution
     return float((emitted - p).abs().sum(-1).max() / 2)
@@ -334,12 +334,6 @@ def draft_distributions(q: Tensor, num_drafts: int, scheme: str) -> Tensor:
         tokens, _ = candidates(scheme, q, torch.zeros(num_drafts))
         return torch.nn.functional.one_hot(tokens, q.shape[-1]).to(q.dtype)
     return q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous()
-
-
-def _layer_error(rule: LayerRule, p: Tensor, q: Tensor, num_candidates: int) -> float:
-    """Total variation between two output beams and the product of p's."""
-    joint = beam_distribution(rule, p, q, num_candidates, 2, rule.schemes[0])
-    return float((joint - torch.outer(p, p)).abs().sum() / 2)
 
 
 # -- whole outputs ----------------------------------------------------------------------------------------------------

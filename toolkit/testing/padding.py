@@ -80,13 +80,23 @@ def pad_model(
 
     Raises InputError if `model` is not a Llama, or does not fit into the new shape.
     """
+    from transformers import AutoModelForCausalLM
+
     config = padded_config(
         model.config, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size
     )
     device, dtype = torch.device(device or model.device), dtype or model.dtype
-    padded = _empty_model(config, model.config._attn_implementation, device, dtype)
-    if config.vocab_size > model.config.vocab_size:
-        _forbid_tokens_from(model.config.vocab_size, padded)
+    with torch.device("meta"):  # so that the weights are allocated once
+        attention = model.config._attn_implementation
+        padded: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    padded = padded.to_empty(device=device)
+    padded.tie_weights()
+    with torch.device(device):
+        padded.model.rotary_emb = type(padded.model.rotary_emb)(config)  # its buffers are computed, not loaded
+    if config.vocab_size > model.config.vocab_size:  # the added tokens get no probability
+        bias = torch.zeros_like(padded.lm_head.weight[:, 0])
+        bias[model.config.vocab_size :] = IMPOSSIBLE
+        padded.lm_head.bias = nn.Parameter(bias)
     with torch.no_grad():
         _fill_dead(padded, model.config, seed)
         _copy_live(padded, model)
@@ -191,26 +201,6 @@ def _copies(group: int, new_group: int) -> int:
 # -- building ---------------------------------------------------------------------------------------------------------
 
 
-def _empty_model(config: Any, attention: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A model whose weights are allocated, once, and not filled."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    model = model.to_empty(device=device)
-    model.tie_weights()
-    with torch.device(device):
-        model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are computed, not loaded
-    return model
-
-
-def _forbid_tokens_from(first: int, model: Any) -> None:
-    """Give the output layer a bias that gives ids from `first` on no probability."""
-    bias = torch.zeros_like(model.lm_head.weight[:, 0])
-    bias[first:] = IMPOSSIBLE
-    model.lm_head.bias = nn.Parameter(bias)
-
-
 def _readers(layer: Any) -> Iterator[nn.Linear]:
     """The projections that read the residual stream."""
     attention, mlp = layer.self_attn, layer.mlp
@@ -278,29 +268,21 @@ class _Positions:
         kv_head, member = head // group, head % group
         new_heads = (kv_head * copies + member // new_group) * new_group + member % new_group
         new_kv_heads = torch.arange(source.num_key_value_heads * copies)
-        inside = _inside_head(source.head_dim, padded.head_dim)
+        first = torch.arange(source.head_dim // 2) * (padded.head_dim // source.head_dim)
+        inside = torch.cat(
+            [first, first + padded.head_dim // 2]
+        )  # so that rotary pairs (i, i + size/2) keep their frequency
+        is_free = torch.ones(padded.head_dim, dtype=torch.bool)
+        is_free[inside] = False
         positions = cls(
             hidden=torch.arange(source.hidden_size),
             neurons=torch.arange(source.intermediate_size),
             queries=_rows(new_heads, inside, padded.head_dim),
             keys=_rows(new_kv_heads, inside, padded.head_dim),
             key_sources=_rows(new_kv_heads // copies, torch.arange(source.head_dim), source.head_dim),
-            idle_keys=_rows(new_kv_heads, _others(inside, padded.head_dim), padded.head_dim),
+            idle_keys=_rows(new_kv_heads, is_free.nonzero().squeeze(1), padded.head_dim),
         )
         return cls(**{name: index.to(device) for name, index in vars(positions).items()})
-
-
-def _inside_head(size: int, new_size: int) -> Tensor:
-    """Where each of a head's `size` dimensions goes, so that rotary pairs (i, i + size/2) keep their frequency."""
-    first = torch.arange(size // 2) * (new_size // size)
-    return torch.cat([first, first + new_size // 2])
-
-
-def _others(indices: Tensor, size: int) -> Tensor:
-    """The indices below `size` that are not among these."""
-    free = torch.ones(size, dtype=torch.bool)
-    free[indices] = False
-    return free.nonzero().squeeze(1)
 
 
 def _rows(heads: Tensor, inside: Tensor, size: int) -> Tensor:

@@ -1,8 +1,7 @@
 """Training on frozen models: the parts of `python -m toolkit.train`."""
 
-from toolkit.training.checkpoints import Checkpoints
+from toolkit.training.checkpoints import Checkpoints, EarlyStop
 from toolkit.training.data import MixedData
-from toolkit.training.early_stop import EarlyStop
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.module import HeadTraining, PrereadTraining
 from toolkit.training.recorded_positions import TracedData

@@ -45,7 +45,14 @@ class LinearProbe(nn.Module):
 
 def fit_probe(batches: Iterable[Positions]) -> LinearProbe:
     """The probe, fitted to the first PROBE_POSITIONS positions."""
-    inputs, labels = _first(batches, PROBE_POSITIONS)
+    parts, num_positions = list[Positions](), 0
+    for batch in batches:
+        parts.append(batch)
+        num_positions += len(batch.labels)
+        if num_positions >= PROBE_POSITIONS:
+            break
+    inputs = torch.cat([part.hidden.float() for part in parts])[:PROBE_POSITIONS]
+    labels = torch.cat([part.labels.float().reshape(len(part.labels), -1) for part in parts])[:PROBE_POSITIONS]
     deviation = inputs.std(0, correction=0)
     probe = LinearProbe(inputs.mean(0), torch.where(deviation > 1e-6, deviation, 1.0), labels.shape[1])
     optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe")
@@ -113,15 +120,3 @@ def complaint(scores: Mapping[str, float], suffixes: Sequence[str]) -> str | Non
                 "train on more, or decode without a head (method=confidence, method=tail)"
             )
     return None
-
-
-def _first(batches: Iterable[Positions], count: int) -> tuple[Tensor, Tensor]:
-    """Inputs [n, F] and labels [n, O], n at most `count`."""
-    inputs, labels, held = [], [], 0
-    for batch in batches:
-        inputs.append(batch.hidden.float())
-        labels.append(batch.labels.float().reshape(len(batch.labels), -1))
-        held += len(batch.labels)
-        if held >= count:
-            break
-    return torch.cat(inputs)[:count], torch.cat(labels)[:count]

@@ -1,12 +1,18 @@
-"""The examples of every batch: a pure function of (seed, epoch), so that training can stop and go on anywhere."""
+"""The examples of every batch: a pure function of (seed, epoch), so that training can stop and go on anywhere.
+
+The number of batches seen determines which ones are left.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
+
+from toolkit.errors import InputError
 
 
 class Examples(ABC):
@@ -74,3 +80,54 @@ class ExampleBatches:
         else:
             examples = list(range(count))
         return examples[self.rank :: self.world]
+
+
+class ResumableData(pl.LightningDataModule):
+    """Batches of `batch_size` examples of `states["train"]` and `states["validation"]`, in an order of (seed, epoch)."""
+
+    batch_size: int
+    shuffle: bool
+    seed: int
+    states: Mapping[str, Examples]
+
+    def train_dataloader(self) -> ExampleBatches:
+        """This process's training batches, from where the trainer stands."""
+        trainer: Any = self.trainer
+        options: dict[str, Any] = {"shuffle": self.shuffle, "seed": self.seed, "even": True, "position": self._position}
+        return ExampleBatches(
+            self.states["train"], self.batch_size, rank=trainer.global_rank, world=trainer.world_size, **options
+        )
+
+    def val_dataloader(self) -> ExampleBatches:
+        """This process's validation batches, in order."""
+        trainer: Any = self.trainer
+        return ExampleBatches(
+            self.states["validation"], self.batch_size, rank=trainer.global_rank, world=trainer.world_size
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the batches depend on, for checkpoints."""
+        trainer: Any = self.trainer
+        return {
+            "examples": self.states["train"].num_examples,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "processes": trainer.world_size,
+            "limit_train_batches": trainer.limit_train_batches,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises InputError if the checkpoint's training had other batches: their rest is not the rest of these."""
+        for name, here in self.state_dict().items():
+            there = state_dict.get(name)
+            if there != here:
+                raise InputError(
+                    f"the checkpoint's training had other batches: {name} was {there}, is {here}; resume with the same "
+                    "data, or start again from its weights (from_pretrained)"
+                )
+
+    def _position(self) -> tuple[int, int]:
+        """(epoch, batch) of the next training batch: a function of how many batches the trainer has seen in all."""
+        trainer: Any = self.trainer
+        return divmod(trainer.fit_loop.total_batch_idx + 1, int(trainer.num_training_batches))

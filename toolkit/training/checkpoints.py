@@ -1,4 +1,4 @@
-"""Checkpoints from which training goes on as if it had never stopped.
+"""Checkpoints from which training goes on as if it had never stopped, and the early stop.
 
 The run folder's checkpoints/ holds two files: last.ckpt, written every `every_n_steps` steps and at every epoch's end, and
 best.ckpt. Each is whole or absent, also if the process is killed while writing. Lightning's own writer does not ensure
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+from pytorch_lightning.callbacks import EarlyStopping
 
 from toolkit.config.notes import AtLeast
 from toolkit.errors import InputError
@@ -73,10 +74,12 @@ class Checkpoints(pl.callbacks.Checkpoint):
     def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if trainer.fast_dev_run:
             return
-        score = trainer.callback_metrics.get(self.monitor)
-        if score is not None and self._is_better(float(score)):
-            self.best_score = float(score)
-            self._save(trainer, BEST)
+        metric, best = trainer.callback_metrics.get(self.monitor), self.best_score
+        if metric is not None:
+            score = float(metric)
+            if best is None or (score < best if self.mode == "min" else score > best):
+                self.best_score = score
+                self._save(trainer, BEST)
         self._save(trainer, LAST)
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,10 +94,21 @@ class Checkpoints(pl.callbacks.Checkpoint):
             logger.save()
         trainer.save_checkpoint(self.folder / name)
 
-    def _is_better(self, score: float) -> bool:
-        if self.best_score is None:
-            return True
-        return score < self.best_score if self.mode == "min" else score > self.best_score
+
+class EarlyStop(EarlyStopping):
+    """Lightning's callback, except that a training that has stopped early does not go on when it is resumed.
+
+    monitor   the validation score
+    mode      whether small is good (min), or large (max)
+    patience  validations without a better score before training ends
+    """
+
+    def __init__(self, monitor: str, mode: Literal["min", "max"] = "min", patience: Annotated[int, AtLeast(1)] = 4):
+        super().__init__(monitor=monitor, mode=mode, patience=patience, check_on_train_epoch_end=False)
+
+    def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True
 
 
 def folder_of(run_folder: Path | str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,6 @@ from time import perf_counter
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import RichProgressBar
 from rich.console import Console
 from rich.tree import Tree
 
@@ -64,16 +62,6 @@ def quiet_lightning() -> None:
         "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
     ):
         warnings.filterwarnings("ignore", message=f".*{warning}")
-
-
-def progress() -> pl.Callback:
-    """A bar on a terminal, one line per epoch elsewhere."""
-    return RichProgressBar(leave=True) if on_terminal() else EpochLines()
-
-
-def on_terminal() -> bool:
-    """Whether the output goes to a terminal."""
-    return sys.stdout.isatty()
 
 
 class EpochLines(pl.Callback):

@@ -10,12 +10,12 @@ from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast, File
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import content_hash
 from toolkit.files.text import first_line
 from toolkit.models.teacher import hidden_size
-from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.training.cached import CachedStates, HybridStates, announce, check_present, fill
 from toolkit.training.examples import ExampleData
 from toolkit.training.mixed_texts import MixedTexts
@@ -23,9 +23,7 @@ from toolkit.training.online import OnlineStates
 from toolkit.training.shards import FORMAT, Shards
 from toolkit.training.states import Positions
 
-SUMMARY = "summary.json"
 SPLITS = ("train", "validation")
-FEATURES, ON_MISSING = ("online", "cached", "hybrid"), ("generate", "skip", "raise")
 MEND = "delete the folder dataset/ there and run data_gen.mix again"
 STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
 LABELS = (
@@ -48,6 +46,8 @@ class MixedData(ExampleData):
     Raises InputError if the folder is not finished, or the draft another one.
     """
 
+    made_by = ("data_gen.mix", "dataset/", "data")
+
     def __init__(
         self,
         path: Annotated[str | Path, File()],
@@ -60,26 +60,12 @@ class MixedData(ExampleData):
         seed: int = 0,
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
-        if draft_batch_size < 1:
-            raise InputError(f"data.draft_batch_size: expected at least 1, got {draft_batch_size}")
-        for key, value, choices in (("features", features, FEATURES), ("on_missing", on_missing, ON_MISSING)):
-            if value not in choices:
-                raise InputError(f"data.{key}: expected one of {', '.join(choices)}, got {value!r}")
+        self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
+        check_ranges(self, "data.")
         if on_missing != "generate" and features != "cached":
             raise InputError(f"data.on_missing={on_missing} is for data.features=cached, got data.features={features}")
-        self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
         self._online: dict[str, OnlineStates] = {}
         self.head_inputs = Inputs()
-
-    @staticmethod
-    def inputs(folder: Path) -> list[Path]:
-        if not (folder / MANIFEST).exists() or not (folder / "dataset").exists():
-            raise InputError(
-                f"data.path: expected a folder of data_gen.mix (with {MANIFEST} and dataset/), got {folder}"
-            )
-        if read_manifest(folder).get("status") != "finished":
-            raise InputError(f"the data in {folder} are not finished: run data_gen.mix again first")
-        return [folder / SUMMARY]
 
     @classmethod
     def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:

@@ -27,23 +27,17 @@ def drawn_depths(probs: Tensor, first: Tensor, most: int, generator: torch.Gener
     """
     probs = probs.double()
     position = torch.arange(len(probs))
-    level = torch.rand(len(probs), generator=generator, dtype=torch.float64) * _weights(probs, first, most)
+    total = weight = torch.ones_like(probs)  # sums of weights over depths
+    for depth in range(1, most):
+        weight = _deeper(weight, probs, position, first, depth)
+        total = total + weight
+    level = torch.rand(len(probs), generator=generator, dtype=torch.float64) * total
     depths, reached, weight = torch.ones_like(position), torch.zeros_like(level), torch.ones_like(level)
     for depth in range(1, most):
         reached = reached + weight
         weight = _deeper(weight, probs, position, first, depth)
         depths += (level >= reached) & (weight > 0)
     return depths
-
-
-def _weights(probs: Tensor, first: Tensor, most: int) -> Tensor:
-    """Sums over depths [n]."""
-    position = torch.arange(len(probs))
-    total = weight = torch.ones_like(probs)
-    for depth in range(1, most):
-        weight = _deeper(weight, probs, position, first, depth)
-        total = total + weight
-    return total
 
 
 def _deeper(weight: Tensor, probs: Tensor, position: Tensor, first: Tensor, depth: int) -> Tensor:

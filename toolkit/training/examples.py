@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
-from toolkit.training.batches import ExampleBatches
-from toolkit.training.resumable import ResumableData
+from toolkit.runs.stage import MANIFEST, read_manifest
+from toolkit.training.batches import ExampleBatches, ResumableData
 from toolkit.training.states import States
+
+SUMMARY = "summary.json"
 
 
 class ExampleData(ResumableData):
@@ -26,6 +28,10 @@ class ExampleData(ResumableData):
     Raises InputError if the folder is not finished, or the draft another one.
     """
 
+    made_by: ClassVar[
+        tuple[str, str, str]
+    ]  # the command, what its folder has beside the manifest, how messages call that
+
     def __init__(self, path: str | Path, draft: Any, batch_size: int, shuffle: bool, seed: int):
         super().__init__()
         if batch_size < 1:
@@ -35,18 +41,21 @@ class ExampleData(ResumableData):
         (summary,) = self.inputs(self.path)
         self.summary: dict[str, Any] = read_json(summary)
         self.weights = Weights.of(draft)
-        recorded = Weights.recorded(self.summary)
-        reason = None if recorded is None else recorded.other_than(self.weights)
-        if reason is not None:
+        if (reason := Weights.changed(self.summary, self.weights)) is not None:
             raise InputError(
                 f"the data in {path} were made with another draft ({reason}): set pair.draft to that one, or make them again"
             )
         self.states: dict[str, States] = {}
 
-    @staticmethod
-    @abstractmethod
-    def inputs(folder: Path) -> list[Path]:
+    @classmethod
+    def inputs(cls, folder: Path) -> list[Path]:
         """The files that describe a folder of data. Raises InputError if it is not a folder of data, or not finished."""
+        command, part, data = cls.made_by
+        if not (folder / MANIFEST).exists() or not (folder / part).exists():
+            raise InputError(f"data.path: expected a folder of {command} (with {MANIFEST} and {part}), got {folder}")
+        if read_manifest(folder).get("status") != "finished":
+            raise InputError(f"the {data} in {folder} are not finished: run {command} again first")
+        return [folder / SUMMARY]
 
     @classmethod
     def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:

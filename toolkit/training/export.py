@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +40,13 @@ def export(
     bins = [{"scores": name, **row} for name, rows in tables.items() for row in rows]
     write_text(folder / RELIABILITY, as_csv(["scores", "from", "to", "count", "mean_prob", "mean_label"], bins))
     draw_reliability(bins, folder / DIAGRAM, "reliability on validation text")
-    card = _card(head, facts, scores, module.suffixes) + _compared(scores, module.outputs)
-    write_text(folder / CARD, card)
+    write_text(folder / CARD, _card(head, facts, scores, module))
     return scores
 
 
-def _compared(scores: Mapping[str, float], outputs: Sequence[str]) -> str:
-    """The card's section about simpler predictors."""
-    lines = [f"| {who} | {auroc:.4f} | {loss:.4f} |" for who, auroc, loss in comparison(scores, outputs)]
-    warning = complaint(scores, outputs)
-    return f"""
-Compared with simpler predictors on the same positions, each scaled and shifted to its least log loss:
-
-| | AUROC | calibrated log loss |
-|---|---|---|
-{chr(10).join(lines)}
-{"" if warning is None else f"{chr(10)}{warning.capitalize()}.{chr(10)}"}"""
-
-
-def _card(head: SavedHead, facts: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
+def _card(head: SavedHead, facts: Mapping[str, Any], scores: Mapping[str, float], module: HeadTraining) -> str:
+    lines = [f"| {who} | {auroc:.4f} | {loss:.4f} |" for who, auroc, loss in comparison(scores, module.outputs)]
+    warning = complaint(scores, module.outputs)
     return f"""# {title(type(head))}
 
 {head.summary_of(head.config)} It fits one draft only: the one below, by fingerprint.
@@ -68,9 +56,15 @@ def _card(head: SavedHead, facts: Mapping[str, Any], scores: Mapping[str, float]
 Validation. Corrected scores add log(w_rej / w_acc) = {head.config["log_w_rej"]:.3f} to the logit: it undoes the class
 weights' shift.
 
-{scores_table(scores, suffixes)}
+{scores_table(scores, module.suffixes)}
 
 ![Reliability]({DIAGRAM})
 
 Use it: `python -m toolkit.decode {head.use_of(head.config)} head=FOLDER/{HEAD}`
-"""
+
+Compared with simpler predictors on the same positions, each scaled and shifted to its least log loss:
+
+| | AUROC | calibrated log loss |
+|---|---|---|
+{chr(10).join(lines)}
+{"" if warning is None else f"{chr(10)}{warning.capitalize()}.{chr(10)}"}"""

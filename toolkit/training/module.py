@@ -12,9 +12,9 @@ from torch import Tensor
 
 from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
 from toolkit.training.examples import ExampleData
-from toolkit.training.learning_rate import best_rate, trial_steps
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.processes import is_first_process
+from toolkit.training.schedule import best_rate, trial_steps
 from toolkit.training.states import Positions
 from toolkit.training.whole_steps import WholeSteps
 
@@ -27,7 +27,7 @@ class HeadTraining(WholeSteps):
 
     head       built for the draft's hidden size
     loss       returns numerator and denominator of a batch; the head learns from their quotient
-    optimizer  of the parameters, a partial; where its lr is None, a short trial finds the rate (`learning_rate`)
+    optimizer  of the parameters, a partial; where its lr is None, a short trial finds the rate (`schedule`)
     scheduler  of (optimizer, num_steps), one step per batch; None: constant rate
     about      travels in every checkpoint: the draft's fingerprint, the head's shape, the W&B run, the rate that was found
 
@@ -46,21 +46,17 @@ class HeadTraining(WholeSteps):
         scheduler: Callable[..., Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ):
-        super().__init__()
+        super().__init__(optimizer, scheduler, about)
         self.head, self.loss = head, loss
-        self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.about = dict(about or {})
         self.scores = torch.nn.ModuleList(CalibrationScores() for _ in self.suffixes)
 
     def configure_optimizers(self) -> Any:
         num_steps = int(self.trainer.estimated_stepping_batches)
-        optimizer, schedule = self.build_optimizer(self.trainer.datamodule, num_steps, self.num_shares)  # type: ignore[attr-defined]
-        if schedule is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        optimizer = self.build_optimizer(self.trainer.datamodule, num_steps, self.num_shares)  # type: ignore[attr-defined]
+        return self.with_schedule(optimizer, num_steps)
 
-    def build_optimizer(self, data: ExampleData, num_steps: int, shares: int = 1) -> tuple[torch.optim.Optimizer, Any]:
-        """The optimizer, its rate found on the data where none is given, and its schedule, if there is one.
+    def build_optimizer(self, data: ExampleData, num_steps: int, shares: int = 1) -> torch.optim.Optimizer:
+        """The optimizer, its rate found on the data where none is given.
 
         shares  batches that make one step
         """
@@ -69,8 +65,7 @@ class HeadTraining(WholeSteps):
             alone = self._trainer is None
             self.about["learning_rate"] = trial_rate if alone else self.trainer.strategy.broadcast(trial_rate)
         rate = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
-        optimizer = self._optimizers()(self.head.parameters(), **rate)
-        return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
+        return self._optimizers()(self.head.parameters(), **rate)
 
     def on_fit_start(self) -> None:
         self.first_seed = torch.initial_seed()
@@ -110,9 +105,6 @@ class HeadTraining(WholeSteps):
     def on_validation_epoch_end(self) -> None:
         self.log_dict(self.named(self._own_scores()))
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["about"] = self.about
-
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "learning_rate" in checkpoint["about"]:  # comes before the optimizer is built
             self.about["learning_rate"] = checkpoint["about"]["learning_rate"]
@@ -150,13 +142,13 @@ class HeadTraining(WholeSteps):
 
     def new_scores(self) -> dict[str, CalibrationScores]:
         """Empty sets of scores, by suffix, on the head's device."""
-        return {suffix: CalibrationScores(sync_on_compute=False).to(self._head_device) for suffix in self.suffixes}
+        device = next(self.head.parameters()).device
+        return {suffix: CalibrationScores(sync_on_compute=False).to(device) for suffix in self.suffixes}
 
     def moved(self, batch: Positions) -> Positions:
         """A batch on the head's device, its states in the head's number format."""
-        return Positions(
-            self._read(batch).to(self._head_device), *(values.to(self._head_device) for values in batch[1:])
-        )
+        device = next(self.head.parameters()).device
+        return Positions(self._read(batch).to(device), *(values.to(device) for values in batch[1:]))
 
     def _find_rate(self, data: ExampleData, num_steps: int, shares: int) -> float:
         """The learning rate by trial, on all data and not this process's share; shares: batches that make one step."""
@@ -189,10 +181,6 @@ class HeadTraining(WholeSteps):
         if mixed or "fused" not in parameters or {"fused", "foreach"} & self.make_optimizer.keywords.keys():
             return self.make_optimizer
         return partial(self.make_optimizer, fused=True)
-
-    @property
-    def _head_device(self) -> torch.device:
-        return next(self.head.parameters()).device
 
     def _own_scores(self) -> dict[str, CalibrationScores]:
         return dict(zip(self.suffixes, self.scores, strict=True))  # type: ignore[arg-type]

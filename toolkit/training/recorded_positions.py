@@ -28,7 +28,6 @@ from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
 from toolkit.models.teacher import hidden_size
-from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.trace.rounds import Geometry, step_at
@@ -152,6 +151,8 @@ class TracedData(ExampleData):
     Raises InputError if the folder is not finished, holds no states, or the draft is another one.
     """
 
+    made_by = ("data_gen.traces", SUMMARY, "traces")
+
     def __init__(
         self,
         path: Annotated[str | Path, File()],
@@ -169,16 +170,6 @@ class TracedData(ExampleData):
         recorded, layers = self.summary.get("draft_layers", []), layers_of(draft)
         check_layers(recorded, layers, f"the states in {path} hold", "this draft gives")
         self.validation_fraction = validation_fraction
-
-    @staticmethod
-    def inputs(folder: Path) -> list[Path]:
-        if not (folder / MANIFEST).exists() or not (folder / SUMMARY).exists():
-            raise InputError(
-                f"data.path: expected a folder of data_gen.traces (with {MANIFEST} and {SUMMARY}), got {folder}"
-            )
-        if read_manifest(folder).get("status") != "finished":
-            raise InputError(f"the traces in {folder} are not finished: run data_gen.traces again first")
-        return [folder / SUMMARY]
 
     def setup(self, stage: str | None = None) -> None:
         """Read the traces, and split them by text."""

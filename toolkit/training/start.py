@@ -46,9 +46,7 @@ def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> 
     if from_pretrained is None:
         return
     trained, record = type(head).load(inside(from_pretrained))
-    recorded = Weights.recorded(record)
-    reason = None if recorded is None else recorded.other_than(draft)
-    if reason is not None:
+    if (reason := Weights.changed(record, draft)) is not None:
         raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft ({reason})")
     for name in {**head.config, **trained.config}:
         here, there = head.config.get(name), trained.config.get(name)
@@ -68,9 +66,7 @@ def resume_path(run_folder: Path, ckpt_path: str | None) -> Path | None:
 def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft: Weights, path: Path) -> None:
     """Raises InputError if a checkpoint is of another draft or of a head of another shape."""
     record = checkpoint["about"]
-    recorded = Weights.recorded(record)
-    reason = None if recorded is None else recorded.other_than(draft)
-    if reason is not None:
+    if (reason := Weights.changed(record, draft)) is not None:
         raise InputError(f"{path} was made with another draft ({reason})")
     for name in {**head.config, **record["head"]}:
         here, there = head.config.get(name), record["head"].get(name)

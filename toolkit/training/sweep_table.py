@@ -101,19 +101,17 @@ def log_sweep(folder: Path, rows: list[dict[str, str]]) -> None:
     runs = [run for home in homes if (run := run_of(home)) is not None]
     if not runs:
         return
-    frame = pd.DataFrame(rows).apply(_numbers)
+    frame = pd.DataFrame(rows)
+    for name in frame:  # a column of texts as numbers, if all texts that are there are numbers
+        numbers = pd.to_numeric(frame[name], errors="coerce")
+        if bool((numbers.notna() | (frame[name] == "")).all()):
+            frame[name] = numbers
     jobs = [job["overrides"] for job in _jobs(folder)]
     options = {"name": f"multirun {folder.name}", "inputs": homes, "project": runs[0]["project"]}
     with wandb_run("multirun", {"jobs": jobs}, folder, group=runs[0]["group"], **options) as wandb:
         done = int((frame["status"] == "done").sum())
         log_summary(wandb, {"jobs": len(frame), "jobs_done": done, "jobs_failed": len(frame) - done})
         log_table(wandb, "multirun/table", frame)
-
-
-def _numbers(column: pd.Series) -> pd.Series:
-    """A column of texts as numbers, if all texts that are there are numbers."""
-    numbers = pd.to_numeric(column, errors="coerce")
-    return numbers if bool((numbers.notna() | (column == "")).all()) else column
 
 
 def _shown(value: Any) -> str:

@@ -89,19 +89,18 @@ def train_together(
     patience  validations of a head without a better score before it stops
     metric    the validation score that is to be small
     """
-    num_batches = len(data.shuffled_training())
+    num_steps = len(data.shuffled_training()) * max_epochs
     path = folder / STATE
     state = torch.load(path, weights_only=True) if path.exists() else None
+    members = []
     for name, module in modules.items():
         if state is not None and state["rates"][name] is not None:
             module.about["learning_rate"] = state["rates"][name]
-    members = [
-        Member(name, module, *module.build_optimizer(data, num_batches * max_epochs))
-        for name, module in modules.items()
-    ]
-    if state is not None:
-        for member in members:
-            member.restore(state["members"][member.name])
+        optimizer = module.build_optimizer(data, num_steps)
+        schedule = None if module.make_scheduler is None else module.make_scheduler(optimizer, num_steps)
+        members.append(Member(name, module, optimizer, schedule))
+        if state is not None:
+            members[-1].restore(state["members"][name])
     for epoch in range(0 if state is None else state["epoch"], max_epochs):
         learning = [member for member in members if member.waited < patience]
         if not learning:

@@ -1,20 +1,92 @@
-"""Lightning's trainer with the settings that all trainings here share."""
+"""Lightning's trainer with the settings that all trainings here share, and its curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment
+from torch import Tensor
 
 from toolkit.config import instantiate
 from toolkit.training.checkpoints import AtomicCheckpointIO
-from toolkit.training.console import on_terminal, progress
-from toolkit.training.curves import Curves
+from toolkit.training.console import EpochLines
 from toolkit.training.processes import is_distributed
+
+
+class Curves(pl.Callback):
+    """Logs train/loss, train/lr and perf/tokens_per_second (positions with a label).
+
+    The loss is the quotient of sums over all batches and processes since the last line. Checkpoints hold the sums, so that
+    a resumed training logs the same lines. As a callback, and not in the module, this runs before the checkpoint of the
+    same step is saved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # These are scalar tensors on the device: reading them every step would mean waiting for the device every step.
+        self.total: Tensor | float = 0.0
+        self.weight: Tensor | float = 0.0
+        self.num_positions: Tensor | int = 0
+        self.learning_rate = 0.0
+        self.started = 0.0
+        self.last_step = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.started = perf_counter()
+        self.last_step = trainer.global_step
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end it is the next step's
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.total += outputs["total"]
+        self.weight += outputs["weight"]
+        self.num_positions += outputs["positions"]
+        if trainer.global_step == self.last_step:  # gradients are still being accumulated
+            return
+        self.last_step = trainer.global_step
+        if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.is_last_batch:
+            self._log(trainer, pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.started = perf_counter()  # validation is not training time
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": float(self.total), "weight": float(self.weight), "num_positions": int(self.num_positions)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.total, self.weight = state_dict["total"], state_dict["weight"]
+        self.num_positions = state_dict["num_positions"]
+
+    def _log(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """One line, at the step that has just been made."""
+        now = perf_counter()
+        values = {
+            "train/loss": float(self.total / self.weight),
+            "train/lr": self.learning_rate,
+            "perf/tokens_per_second": int(self.num_positions) / max(now - self.started, 1e-9),
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step - 1)
+        for name in ("train/loss", "perf/tokens_per_second"):
+            pl_module.log(name, values[name], prog_bar=True, logger=False)
+        self.total, self.weight, self.num_positions, self.started = 0.0, 0.0, 0, now
+
+
+def open_loggers(cfg: Any, stack: ExitStack, **runtime: Any) -> list[Any]:
+    """The loggers that a config names, open until the stack ends; None is left out, where another process logs."""
+    opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
+    return [logger for logger in opened if logger is not None]
 
 
 def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any], device: torch.device | None = None) -> pl.Trainer:
@@ -25,13 +97,14 @@ def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any], device: torch.
     callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values() if spec is not None]
     alone = [] if is_distributed(cfg.trainer) else [LightningEnvironment()]  # not what a launcher's variables say
     on_gpu = device is not None and device.type == "cuda" and not is_distributed(cfg.trainer)
+    on_terminal = sys.stdout.isatty()
     trainer: pl.Trainer = instantiate(cfg.trainer)(
         **({"accelerator": "gpu", "devices": [device.index or 0]} if on_gpu and device else {}),
         default_root_dir=str(folder),
         logger=list(loggers) or False,
-        callbacks=[*callbacks, Curves(), progress()],
+        callbacks=[*callbacks, Curves(), RichProgressBar(leave=True) if on_terminal else EpochLines()],
         plugins=[AtomicCheckpointIO(), *alone],
         enable_checkpointing=any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks),
-        enable_progress_bar=on_terminal(),
+        enable_progress_bar=on_terminal,
     )
     return trainer

@@ -10,7 +10,8 @@ runs in two processes, thus equals one with twice the batch, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -21,15 +22,32 @@ REFERENCE = 1024.0  # what a share of a step's loss is divided by until the step
 
 
 class WholeSteps(pl.LightningModule):
-    """A module whose training step ends with `share_of_step`."""
+    """A module whose training step ends with `share_of_step`.
 
-    def __init__(self) -> None:
+    optimizer  of the parameters, a partial
+    scheduler  of (optimizer, num_steps), one step per batch; None: constant rate
+    about      travels in every checkpoint
+    """
+
+    def __init__(
+        self,
+        optimizer: partial[torch.optim.Optimizer],
+        scheduler: Callable[..., Any] | None = None,
+        about: Mapping[str, Any] | None = None,
+    ):
         super().__init__()
+        self.make_optimizer, self.make_scheduler, self.about = optimizer, scheduler, dict(about or {})
         self.step_weight = torch.zeros(())
 
-    def trained(self) -> Iterable[torch.nn.Parameter]:
-        """The parameters that have gradients."""
-        return self.parameters()
+    def with_schedule(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
+        """What `configure_optimizers` returns: the optimizer, with its schedule if there is one."""
+        if self.make_scheduler is None:
+            return optimizer
+        schedule = self.make_scheduler(optimizer, num_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["about"] = self.about
 
     @property
     def num_shares(self) -> int:
@@ -55,7 +73,7 @@ class WholeSteps(pl.LightningModule):
         if self.num_shares == 1:
             return
         weight = self.trainer.strategy.reduce(self.step_weight, reduce_op="sum")
-        for parameter in self.trained():
+        for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(REFERENCE * self.num_shares / weight)
         self.step_weight = torch.zeros_like(self.step_weight)

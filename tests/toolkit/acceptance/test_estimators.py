@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadHead
-from toolkit.acceptance.estimators import Confidence, PrereadEstimator
+from toolkit.acceptance.estimators import ConfidenceEstimator, PrereadEstimator
 from toolkit.acceptance.folder import SurvivalScorer
 from toolkit.errors import InputError
 from toolkit.types import DraftStep
@@ -132,8 +132,8 @@ def test_recorded_scores_take_the_place_of_the_heads_of_the_same_folder_and_kind
 
 def test_confidence_is_the_drafts_own_probability_of_the_drawn_token():
     unwarped = math.exp(0.0) / (math.exp(1.0) + math.exp(0.0))
-    assert float(Confidence().bind(None).drawn_prob(STEP)) == pytest.approx(unwarped)
-    assert [float(value) for value in Confidence().drawn_probs(STEP)] == pytest.approx([unwarped, unwarped])
+    assert float(ConfidenceEstimator().bind(None).drawn_prob(STEP)) == pytest.approx(unwarped)
+    assert [float(value) for value in ConfidenceEstimator().drawn_probs(STEP)] == pytest.approx([unwarped, unwarped])
 
 
 def test_a_pair_without_heads_is_told_which_methods_need_none():

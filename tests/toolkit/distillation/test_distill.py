@@ -15,7 +15,7 @@ from analysis import heads
 from analysis.tables.files import read_table
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
-from toolkit.distillation.data import MEASURED, TextBatch, TextPart
+from toolkit.distillation.data import MEASURED, DraftBatch, TextPart
 from toolkit.distillation.drafts import begin
 from toolkit.distillation.losses import ForwardKL
 from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_texts
@@ -127,7 +127,7 @@ def test_a_cache_keeps_what_the_target_says_and_is_bound_to_it(tmp_path, tiny_pa
     target, other = load_draft(tiny_pair / "target"), load_draft(tiny_pair / "target")
     texts = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
     settings = {"folder": str(tmp_path / "cache"), "top_k": 5}
-    train, validation = TextBatch(texts), TextBatch([([4], [5, 6, 7])], [[0, 2]])
+    train, validation = DraftBatch(texts), DraftBatch([([4], [5, 6, 7])], [[0, 2]])
     CachedTeacher(target, 1.0, **settings).prepare(train, validation)
     cached = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise")
     expected = cached.expected(texts[::-1])
@@ -140,7 +140,7 @@ def test_a_cache_keeps_what_the_target_says_and_is_bound_to_it(tmp_path, tiny_pa
     cached.prepare(train, validation)
     assert torch.allclose(cached.whole(validation), online.whole(validation), atol=1e-5)
     with pytest.raises(InputError, match="lacks 2 of 3 texts"):
-        cached.prepare(TextBatch([texts[0], ([5], [6, 8])]), TextBatch(validation.texts, [[1, 2]]))
+        cached.prepare(DraftBatch([texts[0], ([5], [6, 8])]), DraftBatch(validation.texts, [[1, 2]]))
     with torch.no_grad():
         next(other.parameters()).mul_(1.5)
     with pytest.raises(InputError, match="is of another target"):
@@ -161,7 +161,7 @@ def test_alpha_of_output_layers_of_other_sizes(size):
     pair = llama_pair(dtype=torch.float32)
     draft = tiny_llama(16, 1, 3, torch.float32, vocab_size=size)
     texts = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
-    batch = TextBatch(texts)
+    batch = DraftBatch(texts)
     teacher = OnlineTeacher(pair.target, 1.0)
     module = DraftTraining(draft, teacher, ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
     seen = module.outlooks(batch, Expected(teacher.whole(batch)))[0][1]

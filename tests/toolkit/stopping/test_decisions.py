@@ -10,7 +10,7 @@ import torch
 
 from tests.toolkit.stopping.test_policies import DrawnScores, ReadScore, go_on, named, step_of, verdict_of
 from toolkit import config, stopping
-from toolkit.config.notes import intervals
+from toolkit.config.notes import Interval, notes
 from toolkit.errors import InputError
 from toolkit.stopping import (
     AdaEdl,
@@ -104,7 +104,7 @@ def test_every_setting_is_refused_outside_its_range(kind, field):
     hints = typing.get_type_hints(kind, include_extras=True)
     given = {name: value for name, value in NEEDED.items() if name in hints}
     where = "" if kind is Bounded else r"policy\."
-    for interval in intervals(hints[field]):
+    for interval in (note for note in notes(hints[field]) if isinstance(note, Interval)):
         with pytest.raises(InputError, match=f"^{where}{field}: expected"):
             kind(**{**given, field: interval.low - 1})
 

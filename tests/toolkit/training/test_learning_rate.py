@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from toolkit.acceptance import AcceptanceHead, PrereadHead
-from toolkit.training.learning_rate import FURTHER, best_rate, rates_of_width, trial_steps
+from toolkit.training.schedule import FURTHER, best_rate, rates_of_width, trial_steps
 
 
 def test_rates_follow_the_width():

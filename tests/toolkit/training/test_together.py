@@ -82,8 +82,9 @@ def test_in_float64_the_command_for_one_head_trains_the_same(data, tiny_override
     folder = train.run(compose("train", [*words, *own, f"paths.output_dir={tmp_path}/alone"]))
     last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     name, module = "depth-1_w_rej-6", modules(data)["depth-1_w_rej-6"]
-    optimizer, schedule = module.build_optimizer(data, 3 * len(data.shuffled_training()))
-    member = together.Member(name, module, optimizer, schedule)
+    num_steps = 3 * len(data.shuffled_training())
+    optimizer = module.build_optimizer(data, num_steps)
+    member = together.Member(name, module, optimizer, module.make_scheduler(optimizer, num_steps))
     for epoch in range(3):
         together.learn_all([member], together.epoch_batches(data, epoch))
     for key, value in module.head.state_dict().items():

@@ -5,8 +5,6 @@ The prompts must differ from those that the head was trained on, because a head 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,13 +20,21 @@ def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
 
     Platt and temperature minimise the log loss, isotonic the squared error. Raises InputError without samples.
     """
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.linear_model import LogisticRegression
+
     if kind not in KINDS:
         raise unknown_name("calibration", kind, KINDS)
     if not len(logits):
         raise InputError("calibration: expected samples, got none")
     if kind == "isotonic":
-        return _isotonic(logits, labels)
-    model = _logistic(logits, labels, intercept=kind == "platt")
+        isotonic = IsotonicRegression().fit(logits, labels)
+        levels = np.maximum.accumulate(isotonic.y_thresholds_)
+        return ChanceMap("isotonic", knots=tuple(map(float, isotonic.X_thresholds_)), levels=tuple(map(float, levels)))
+    twice = np.concatenate([logits, logits])[:, None]  # each sample counts as accepted and as rejected, by its label
+    outcomes, weights = np.repeat([1, 0], len(logits)), np.concatenate([labels, 1 - labels])
+    model = LogisticRegression(C=np.inf, fit_intercept=kind == "platt", tol=1e-8, max_iter=1000)
+    model.fit(twice, outcomes, sample_weight=weights)
     scale = max(float(model.coef_[0, 0]), 0.0)
     return ChanceMap(kind, scale=scale, shift=float(np.ravel(model.intercept_)[0]))  # 0 without an intercept
 
@@ -48,23 +54,3 @@ def fit_temperature(products: Array, labels: Array) -> float:
 
     optimum = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
     return float(np.exp(optimum.x))
-
-
-def _isotonic(logits: Array, labels: Array) -> ChanceMap:
-    from sklearn.isotonic import IsotonicRegression
-
-    model = IsotonicRegression().fit(logits, labels)
-    levels = np.maximum.accumulate(model.y_thresholds_)
-    return ChanceMap("isotonic", knots=tuple(map(float, model.X_thresholds_)), levels=tuple(map(float, levels)))
-
-
-def _logistic(logits: Array, labels: Array, intercept: bool) -> Any:
-    """Logistic regression without a penalty, each sample counted as accepted and as rejected by its label."""
-    from sklearn.linear_model import LogisticRegression
-
-    twice = np.concatenate([logits, logits])[:, None]
-    outcomes = np.repeat([1, 0], len(logits))
-    weights = np.concatenate([labels, 1 - labels])
-    return LogisticRegression(C=np.inf, fit_intercept=intercept, tol=1e-8, max_iter=1000).fit(
-        twice, outcomes, sample_weight=weights
-    )
