@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Sequence
-from copy import deepcopy
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from toolkit.config import files
@@ -25,6 +22,7 @@ from toolkit.config.files import (
     use_folders,
     user_folders,
 )
+from toolkit.config.store import kept
 from toolkit.config.values import checked
 from toolkit.errors import InputError, unknown_name
 
@@ -49,8 +47,6 @@ __all__ = [
 ]
 SIGN = re.compile(r"^([+~]*)")  # of an override
 PREFIX = re.compile(r"\bmethod\.(?=\w)")
-KEPT_METHODS = 256  # methods that are kept, composed and built; composing one takes tens of milliseconds
-_CONFIGS: dict[tuple[object, ...], Any] = {}
 _METHODS: dict[tuple[object, ...], Any] = {}
 
 
@@ -91,46 +87,22 @@ def method(name: str, overrides: Sequence[str] = (), head: str | None = None) ->
     """The method `conf/method/<name>.yaml`, with overrides relative to it ("policy.threshold=.3").
 
     Another policy or rule is chosen as on the command line: "rule@method.rule=block". A method is built once per process
-    and set of arguments (methods hold no state), and anew when a configuration file has changed.
+    and set of arguments (methods hold no state), and again when a configuration file has changed.
     """
-    return _kept(_METHODS, (name, overrides, head), lambda: instantiate(method_config(name, overrides, head)))
+    return kept(_METHODS, (name, *overrides, head), lambda: instantiate(method_config(name, overrides, head)))
 
 
 @checked
 def method_config(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
-    """What `method` builds from: the composed config, a copy for every call. It is composed once, as a method is built once.
+    """What `method` builds from: the composed config.
 
     Raises InputError with the nearest names for an unknown one. Messages say keys as the overrides do: relative to the method.
     """
-
-    def composed() -> Any:
-        if name not in choices("method"):
-            raise unknown_name("method", name, choices("method"))
-        words = [word if "@" in word.partition("=")[0] else SIGN.sub(r"\1method.", word, count=1) for word in overrides]
-        folder = "null" if head is None else quoted(head)
-        try:
-            return compose("method_only", [f"method={name}", f"head={folder}", *words]).method
-        except InputError as error:
-            raise InputError(PREFIX.sub("", str(error))) from error
-
-    return deepcopy(_kept(_CONFIGS, (name, overrides, head), composed))
-
-
-def _kept(
-    cache: dict[tuple[object, ...], Any], of: tuple[str, Sequence[str], str | None], make: Callable[[], Any]
-) -> Any:
-    """What a cache holds for a method's name, overrides and head, or what `make` gives, which it holds from then on."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    name, overrides, head = of
-    newest = 0  # when a config file last changed: of the folders, where files come and go, and of the files
-    roots = (files.CONF, *user_folders())
-    for folder in (*roots, *(Path(entry.path) for root in roots for entry in os.scandir(root) if entry.is_dir())):
-        newest = max(newest, folder.stat().st_mtime_ns, *(e.stat().st_mtime_ns for e in os.scandir(folder)))
-    hydra = GlobalHydra.instance().hydra  # its search path counts for what is composed
-    key = (name, tuple(overrides), head, user_folders(), hydra and id(hydra), newest)
-    if key not in cache:
-        if len(cache) >= KEPT_METHODS:
-            cache.clear()
-        cache[key] = make()
-    return cache[key]
+    if name not in choices("method"):
+        raise unknown_name("method", name, choices("method"))
+    words = [word if "@" in word.partition("=")[0] else SIGN.sub(r"\1method.", word, count=1) for word in overrides]
+    folder = "null" if head is None else quoted(head)
+    try:
+        return compose("method_only", [f"method={name}", f"head={folder}", *words]).method
+    except InputError as error:
+        raise InputError(PREFIX.sub("", str(error))) from error

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from toolkit.config import files, papers
 from toolkit.config.commands import COMMANDS, defaults_of
+
+KEPT = 256  # configs and methods that are kept; composing one takes tens of milliseconds
+_COMPOSED: dict[tuple[object, ...], Any] = {}
 
 
 @cache
@@ -20,10 +26,32 @@ def register() -> None:
 
 
 def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
-    """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
+    """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application: a copy for every call.
 
+    It is composed once per process and set of overrides, and again when a configuration file has changed.
     Raises what Hydra raises: HydraException, ValueError.
     """
+    return deepcopy(kept(_COMPOSED, (config_name, *overrides), lambda: _composed(config_name, overrides)))
+
+
+def kept(results: dict[tuple[object, ...], Any], arguments: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    """What `make` returned for these arguments and configuration files; it is called where that is not known yet."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    newest = 0  # when a config file last changed: of the folders, where files come and go, and of the files
+    roots = (files.CONF, *files.user_folders())
+    for folder in (*roots, *(Path(entry.path) for root in roots for entry in os.scandir(root) if entry.is_dir())):
+        newest = max(newest, folder.stat().st_mtime_ns, *(entry.stat().st_mtime_ns for entry in os.scandir(folder)))
+    hydra = GlobalHydra.instance().hydra  # its search path counts for what is composed
+    key = (arguments, files.user_folders(), hydra and id(hydra), newest)
+    if key not in results:
+        if len(results) >= KEPT:
+            results.clear()
+        results[key] = make()
+    return results[key]
+
+
+def _composed(config_name: str, overrides: Sequence[str]) -> Any:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
