@@ -253,7 +253,7 @@ def test_the_bar_counts_the_tokens_of_the_responses(tiny_overrides, tiny_respons
             super().__init__(*args, **options)
             bars.extend([self] if options.get("desc") == "mix" else [])
 
-    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    monkeypatch.setattr(mix, "tqdm", Bar)
     monkeypatch.setattr(mix, "PART_ROWS", 25)
     with monkeypatch.context() as patch:
         patch.setattr(mix, "split", None)  # parts are written, then it fails
