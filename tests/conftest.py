@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from contextlib import suppress
@@ -16,6 +17,8 @@ from tests.tiny_checkpoints import checkpoints  # noqa: F401
 from tests.tiny_stages import tiny_mix, tiny_overrides, tiny_pair, tiny_responses  # noqa: F401
 from toolkit import ModelPair, testing
 from toolkit.acceptance import AcceptanceHead
+
+gc.disable()  # until all is imported and collected: those objects stay, and half of that time would go into looking at them
 
 CORE = (  # rules, sampling, the loop and its batches, policies, recording and replay: `-m core`, and first in every run
     "verification/",
@@ -39,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(part in path.rpartition("/tests/")[2] for part in CORE) and item.get_closest_marker("slow") is None:
             item.add_marker(pytest.mark.core)
     items.sort(key=lambda item: item.get_closest_marker("core") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of all collections of garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

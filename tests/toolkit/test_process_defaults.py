@@ -12,7 +12,7 @@ from toolkit import ModelPair, generate
 from toolkit.engine import selfcheck
 from toolkit.models.fingerprint import Weights
 from toolkit.stopping.adaedl import AdaEdl
-from toolkit.testing import tiny_model
+from toolkit.testing import llama_pair, ragged_prompts, random_heads, tiny_model
 from toolkit.verification import get
 
 METHODS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "method").glob("*.yaml"))
@@ -31,16 +31,18 @@ def defaults(device, dtype):
 
 
 @pytest.fixture(scope="module")
-def models():
-    pair = ModelPair.toy()
-    return {"target": pair.target, "draft": pair.draft, "tokenizer": pair.tokenizer, "head": pair.head}
+def models(tmp_path_factory):
+    pair, heads = llama_pair(dtype=torch.float32), random_heads(tmp_path_factory.mktemp("heads") / "head", 16, 16)
+    return {"target": pair.target, "draft": pair.draft, "head": str(heads)}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_the_same_tokens(method, models):
+    prompts = ragged_prompts(3)
+
     def tokens():
         """Heads are loaded again: the pair is another one. More prompts than slots: rows are refilled."""
-        generations = generate(ModelPair(**models), ["1 + 2 =", "x", "the cat"], method, max_new_tokens=8, batch_size=2)
+        generations = generate(ModelPair(**models), prompts, method, max_new_tokens=8, batch_size=2)
         assert all(generation.error is None for generation in generations)
         return [(generation.token_ids, generation.scores) for generation in generations]
 
