@@ -12,10 +12,10 @@ import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table
-from analysis.tables.rows import COUNTS
+from analysis.tables.rows import COUNTS, load_rows
 from benchmarks.evidence import made_by
 from benchmarks.real.folder import EAGLE3, FOLDER, noted, rows_of
-from benchmarks.real.settings import FIXED, PLAIN, choices, replayed
+from benchmarks.real.settings import FIXED, PLAIN, choices, priced, replayed
 from benchmarks.speed import summary
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
@@ -124,6 +124,26 @@ def products_line() -> str:
     )
 
 
+def bound_table() -> list[str]:
+    """The best setting, in hindsight, of a fixed length and of the upper bound; tokens per target time with both drafts."""
+    lines = ["| draft | best fixed K | upper bound | gain |", "|---|---|---|---|"]
+    for kind in ("", EAGLE3):
+        rows = priced(load_rows([noted(f"bound{kind}")], "bound"), kind)
+        best = {}
+        for method, settings in rows.groupby("method"):
+            parts = [part.set_index("prompt")[[*COUNTS, "cost"]] for _, part in settings.groupby("setting")]
+            best[method] = max(parts, key=lambda part: speed_of(part.to_numpy(float).sum(0)))
+        fixed, bound = best[FIXED], best["upper_bound"].loc[best[FIXED].index]
+        gains = BOOTSTRAP.interval(
+            np.concatenate([bound, fixed], 1),
+            lambda totals: speed_of(totals[..., : len(COUNTS) + 1]) / speed_of(totals[..., len(COUNTS) + 1 :]) - 1,
+        )
+        speeds = [f"{speed_of(part.to_numpy(float).sum(0)):.3f}" for part in (fixed, bound)]
+        gain = "{:+.1%} [{:+.1%}, {:+.1%}]".format(*(float(x) for x in gains))
+        lines.append(f"| {kind.strip('_') or 'separate'} | {' | '.join(speeds)} | {gain} |")
+    return lines
+
+
 def agreement_table(temperatures: Sequence[int] = (0, 1), kind: str = "") -> list[str]:
     tables = [read_table(Path(noted(f"agreement{T}{kind}")), "agreement").assign(T=T) for T in temperatures]
     shown = ["T", "method", "setting", "prompts", "replayed", "live", "difference", "low", "high"]
@@ -203,4 +223,5 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "A draft that reads the target's states, T = 1": lambda: replay_table(1, EAGLE3),
     "Calibration of its heads beside the other draft's": calibration_table,
     "Replay beside live decoding with it": lambda: agreement_table([1], EAGLE3),
+    "Both drafts, T = 1: what is left to a policy": bound_table,
 }

