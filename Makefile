@@ -45,7 +45,7 @@ gpu-check: ## exactness and speed on a CUDA device, into outputs/gpu.md (under 1
 evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)
 	$(RUN) -m benchmarks.evidence $(ARGS)
 
-real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions); 100 minutes
+real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions); 3 to 4 hours
 	OMP_WAIT_POLICY=PASSIVE $(RUN) -m benchmarks.real $(if $(DATA),--data $(DATA)) $(ARGS)
 
 papers: $(READY) ## every table and figure of the papers that the toy pair can make, into outputs/papers/

@@ -1,6 +1,6 @@
 """`make real`: all evidence on a real model and real questions, from nothing: outputs/real/index.md.
 
-    make real                     about 100 minutes on two quiet cores; run it again to go on after an interruption
+    make real                     3 to 4 hours on two quiet cores; run it again to go on after an interruption
     DEVICE=cuda make real         the same on a GPU, into outputs/real_cuda/
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
