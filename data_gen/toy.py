@@ -29,7 +29,7 @@ from data_gen.toy_pair.export import export_model, versions, write_card
 from data_gen.toy_pair.tokenizer import train_tokenizer
 from data_gen.toy_pair.training import ToyData, ToyModule
 from toolkit.config import commands, plain
-from toolkit.runs.stage import command, open_stage
+from toolkit.runs.stage import Stage, command, open_stage
 from toolkit.training.checkpoints import AtomicCheckpointIO
 
 IGNORED = ("threads", "checkpoint_every", "log_every")
@@ -40,7 +40,15 @@ def run(cfg: commands.Toy) -> Path:
     stage = open_stage("toy", cfg, ignore=IGNORED)
     if stage.finished:
         return stage.folder
+    before = torch.get_num_threads()
     torch.set_num_threads(cfg.threads)
+    try:
+        return _trained(cfg, stage)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _trained(cfg: commands.Toy, stage: Stage) -> Path:
     corpus = {domain: get(domain).examples("train", cfg.examples, cfg.seed) for domain in DOMAINS}
     learned = [example for domain, count in plain(cfg.tokenizer_examples).items() for example in corpus[domain][:count]]
     texts = [text for example in learned for text in (example.prompt, example.response)]

@@ -44,6 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("core") is None)
 
 
+THREADS = torch.get_num_threads()
+
+
+def pytest_runtest_teardown() -> None:
+    """Threads that a test has set would wait for each other in all later tests."""
+    if torch.get_num_threads() > THREADS:
+        torch.set_num_threads(THREADS)
+
+
 def pytest_collection_finish() -> None:
     """Leave what is imported by now out of all collections of garbage."""
     gc.freeze()
