@@ -30,11 +30,13 @@ def replayed(part: str, temperature: int, kind: str = "") -> pd.DataFrame:
 
 
 def priced(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Rows with what each costs at the measured costs of batch 1, in target forward passes over one token."""
-    table = LoadCost.load(noted(f"costs{kind}"))
-    plain = table.target(1, 1, table.middle)
-    draft_cost = table.draft(1, 1, table.middle) / plain
-    by_width = [table.target(1, width + 1, table.middle) / plain for width in range(40)]
+    """Rows with what each costs at the measured costs of batch 1, in target forward passes over one token.
+
+    The costs of widths are those of one measurement for all drafts, and a draft's those of its own.
+    """
+    costs, target = LoadCost.load(noted(f"costs{kind}")), LoadCost.load(noted("costs"))
+    draft_cost = costs.draft(1, 1, costs.middle) / costs.target(1, 1, costs.middle)
+    by_width = [target.target(1, width + 1, target.middle) / target.target(1, 1, target.middle) for width in range(40)]
 
     def cost(row: Any) -> float:
         rounds = list(row.drafted_lengths)
