@@ -34,6 +34,13 @@ LONGEST = 80  # lines of a function
 Graph = dict[str, set[str]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_dropped():
+    """A million objects that stay would be looked at in every collection of garbage."""
+    yield
+    modules.cache_clear()
+
+
 @cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the project by its name, parsed."""

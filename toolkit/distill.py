@@ -209,7 +209,7 @@ def frequent_tokens(count: int, data: TextData, size: int, ends: Sequence[int], 
     """The most frequent tokens of the training texts, and a line that says how many validation tokens these are."""
     tokens = most_frequent(data.states["train"].whole.texts, count, range(size), ends)
     covered = torch.isin(data.states["validation"].whole.labels, torch.tensor(tokens)).float().mean()
-    print(f"distill: {count:,} of {size:,} tokens {verb} an output row, {covered:.1%} of validation tokens")
+    print(f"distill: {len(tokens):,} of {size:,} tokens {verb} an output row, {covered:.1%} of validation tokens")
     return tokens
 
 

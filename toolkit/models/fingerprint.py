@@ -187,7 +187,7 @@ def _format(model: Any) -> str:
 def _sketched(tensor: Tensor) -> list[Any]:
     """Shape, norm, and sums with signs."""
     sums, squares = torch.zeros(SUMS, dtype=torch.float64, device="cpu"), 0.0
-    patterns = _pattern("signs", CHUNK).to(tensor.device)  # [CHUNK, SUMS]
+    patterns = _signs(tensor.device)
     all_flips = _pattern("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
     for first, block in _blocks(tensor, torch.float64):
         flips = all_flips[first : first + len(block)]
@@ -225,6 +225,12 @@ def _multipliers(device: torch.device) -> Tensor:
     """Odd random integers [CHUNK], the same everywhere and always."""
     bytes_ = hashlib.shake_256(b"multipliers").digest(8 * CHUNK)
     return (torch.frombuffer(bytearray(bytes_), dtype=torch.int64) | 1).to(device)
+
+
+@cache
+def _signs(device: torch.device) -> Tensor:
+    """Signs [CHUNK, SUMS] in float64, made once per device."""
+    return _pattern("signs", CHUNK).to(device)
 
 
 def _pattern(name: str, count: int) -> Tensor:
