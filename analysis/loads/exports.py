@@ -11,6 +11,8 @@ The names were compared with vLLM 0.33.0's and SGLang 0.5.23's own sources. Thos
 were compared with its server's options as documented in November 2026, which no longer have `--draft-max`. The transformers
 version is 5.23. vLLM, SGLang and llama.cpp were not started.
 
+A draft that reads the target's states (EAGLE-3) has files for vLLM and SGLang alone.
+
 A target alone has two files: `transformers.json` with `prompt_lookup_num_tokens`, and `toolkit.txt`. Of several earlier
 occurrences transformers copies after the first one, the replays that chose the length after the last one.
 """
@@ -25,6 +27,7 @@ from typing import Any
 
 from toolkit.config import choices, commands, compose, override, plain
 from toolkit.files.atomic import write_text
+from toolkit.models.eagle3 import is_eagle3
 
 LARGEST = 2**31 - 1  # the last triple's end: any larger batch
 
@@ -56,6 +59,7 @@ def write_exports(
     """
     smallest, greedy_first = min(lengths), lengths if greedy is None else greedy
     length, greedy_length, most = lengths[smallest], greedy_first[smallest], max(greedy_first.values())
+    reads_states = draft is not None and is_eagle3(draft)
     if draft is None:
         transformers: dict[str, Any] = (
             {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": 3} if length else {}
@@ -68,7 +72,11 @@ def write_exports(
         transformers = {"assistant_model": draft, "assistant_generation_config": settings}
     files = {"transformers.json": json.dumps(transformers, indent=2) + "\n", "toolkit.txt": "\n".join(advised) + "\n"}
     if draft is not None:
-        vllm: dict[str, Any] = {"method": "draft_model", "model": draft, "num_speculative_tokens": most}
+        vllm: dict[str, Any] = {
+            "method": "eagle3" if reads_states else "draft_model",
+            "model": draft,
+            "num_speculative_tokens": most,
+        }
         vllm["num_speculative_tokens_per_batch_size"] = triples(greedy_first)
         vllm["draft_sample_method"] = "probabilistic" if greedy is None else "greedy"
         files["vllm.json"] = json.dumps(vllm if most else {}, indent=2) + "\n"
@@ -76,13 +84,16 @@ def write_exports(
         files["llama_cpp.txt"] = "# do not draft: start without --spec-type\n"
         if greedy_length:
             files["sglang.txt"] = (
-                f"--speculative-algorithm STANDALONE --speculative-draft-model-path {draft} --speculative-num-steps "
-                f"{greedy_length} --speculative-eagle-topk 1 --speculative-num-draft-tokens {greedy_length + 1}\n"
+                f"--speculative-algorithm {'EAGLE3' if reads_states else 'STANDALONE'} "
+                f"--speculative-draft-model-path {draft} --speculative-num-steps {greedy_length} "
+                f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {greedy_length + 1}\n"
             )
             files["llama_cpp.txt"] = (
                 f"--spec-type draft-simple --spec-draft-model {draft}.gguf --spec-draft-n-max {greedy_length} "
                 "--spec-draft-p-min 0\n"
             )
+    if reads_states:  # neither loads such a draft
+        del files["transformers.json"], files["llama_cpp.txt"]
     return [write_text(folder / name, content) for name, content in files.items()]
 
 

@@ -49,6 +49,15 @@ def test_what_does_not_pay_is_said(tmp_path):
         assert (tmp_path / name).read_text().startswith("# do not draft")
 
 
+def test_a_draft_that_reads_states_is_named_as_such(tmp_path):
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "config.json").write_text('{"speculators_model_type": "eagle3"}')
+    written = write_exports(tmp_path, str(tmp_path / "draft"), {1: 3}, None, ["method=speculative"])
+    assert {path.name for path in written} == {"vllm.json", "sglang.txt", "toolkit.txt"}
+    assert json.loads((tmp_path / "vllm.json").read_text())["method"] == "eagle3"
+    assert "--speculative-algorithm EAGLE3 " in (tmp_path / "sglang.txt").read_text()
+
+
 def test_flags_of_other_engines(tmp_path):
     write_exports(tmp_path, "small", {1: 4, 16: 2}, {1: 5, 16: 1}, ["method=batch_rate"])
     vllm = json.loads((tmp_path / "vllm.json").read_text())
