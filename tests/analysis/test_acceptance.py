@@ -378,10 +378,6 @@ def test_advice_is_the_best_of_all_shapes_and_changes_with_the_costs():
         ({"methods": ["mscd"]}, "unknown method 'mscd': did you mean mcsd"),
         ({"methods": ["speculative"]}, "methods that choose among candidates, got speculative"),
         ({"methods": []}, "methods: expected names"),
-        ({"num_drafts": [0, 2]}, "num_drafts: expected positive integers, got [0, 2]"),
-        ({"positions": 0}, "positions: expected at least 1, got 0"),
-        ({"draws": 0}, "draws: expected at least 1, got 0"),
-        ({"cost_ratio": -1.0}, "cost_ratio and node_cost: expected numbers of at least 0"),
         ({"node_seconds": 0.1}, "expected target_seconds above 0"),
         ({"join": ["nowhere"]}, "expected a table at nowhere/sums.parquet"),
         ({"sweeps": ["nowhere"]}, "expected a sweep's output folder at nowhere"),
@@ -395,6 +391,12 @@ def test_bad_input_is_one_line_before_any_work(tmp_path, changes, message):
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("word", ["num_drafts=[0,2]", "positions=0", "draws=0", "cost_ratio=-1", "node_cost=-1"])
+def test_ranges_are_judged_with_the_config(word):
+    with pytest.raises(InputError, match=f"{word.partition('=')[0]}.*at least"):
+        config.compose("acceptance", [word])
 
 
 def test_texts_with_unknown_tokens_or_too_long_are_refused():
