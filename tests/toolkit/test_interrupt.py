@@ -33,7 +33,7 @@ def test_where_python_loses_it():
     """In a finalizer: the exception does not get out, the command ends all the same."""
     checked = "from toolkit.config.command_line import check_command_line; check_command_line('decode')"
     lost = "class Lost:\n def __del__(self): raise KeyboardInterrupt\n"
-    waits = "import time; Lost(); time.sleep(60)"
+    waits = "import time; Lost(); time.sleep(1)"
     process = started("-c", f"{lost}{checked}\ntry:\n {waits}\nexcept KeyboardInterrupt: raise")
     assert_one_line(process)
 
