@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,11 @@ LINE = "interrupted: what is finished is kept; run the same line again to go on"
 
 
 def started(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """A Python process that hears interrupts, also where this one was started without them (nohup, a job in the background)."""
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear
+    )
 
 
 def assert_one_line(process: subprocess.Popen[str]) -> str:
