@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from toolkit import config, verification
-from toolkit.config import CONF, choices, compose, papers, plain, sources
+from toolkit.config import CONF, choices, compose, papers, plain, searching, sources
 from toolkit.config.check import MISSING, check, keys_of_class, resolved, section_in
 from toolkit.config.command_line import prepare
 from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
@@ -416,3 +416,13 @@ def test_nothing_heavy_is_imported_for_help_or_a_fault(words, status, message, t
     assert done.returncode == status
     assert said[0] == message and (status == 0 or len(said) == 1)
     assert not imported & {"torch", "transformers", "pytorch_lightning", "pandas", "numpy", "scipy"}
+
+
+def test_a_changed_file_deep_in_a_group_is_composed_again(tmp_path):
+    base = tmp_path / "sampling" / "base"
+    base.mkdir(parents=True)
+    (tmp_path / "sampling" / "mine.yaml").write_text("defaults: [default, base/own]\n")
+    with searching(tmp_path):
+        for number in (3, 4):
+            (base / "own.yaml").write_text(f"# @package sampling\nmax_new_tokens: {number}\n")
+            assert compose("decode", ["sampling=mine"]).sampling.max_new_tokens == number

@@ -22,7 +22,7 @@ from toolkit.config.files import (
     use_folders,
     user_folders,
 )
-from toolkit.config.store import kept
+from toolkit.config.store import cached
 from toolkit.config.values import checked
 from toolkit.errors import InputError, unknown_name
 
@@ -89,7 +89,7 @@ def method(name: str, overrides: Sequence[str] = (), head: str | None = None) ->
     Another policy or rule is chosen as on the command line: "rule@method.rule=block". A method is built once per process
     and set of arguments (methods hold no state), and again when a configuration file has changed.
     """
-    return kept(_METHODS, (name, *overrides, head), lambda: instantiate(method_config(name, overrides, head)))
+    return cached(_METHODS, (name, *overrides, head), lambda: instantiate(method_config(name, overrides, head)))
 
 
 @checked

@@ -12,7 +12,7 @@ from typing import Any
 from toolkit.config import files, papers
 from toolkit.config.commands import COMMANDS, defaults_of
 
-KEPT = 256  # configs and methods that are kept; composing one takes tens of milliseconds
+MOST = 256  # configs and methods that are kept; composing one takes tens of milliseconds
 _COMPOSED: dict[tuple[object, ...], Any] = {}
 
 
@@ -31,21 +31,25 @@ def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
     It is composed once per process and set of overrides, and again when a configuration file has changed.
     Raises what Hydra raises: HydraException, ValueError.
     """
-    return deepcopy(kept(_COMPOSED, (config_name, *overrides), lambda: _composed(config_name, overrides)))
+    if any(word.startswith("hydra.searchpath=") for word in overrides):  # files there are not watched
+        return _composed(config_name, overrides)
+    return deepcopy(cached(_COMPOSED, (config_name, *overrides), lambda: _composed(config_name, overrides)))
 
 
-def kept(results: dict[tuple[object, ...], Any], arguments: tuple[object, ...], make: Callable[[], Any]) -> Any:
-    """What `make` returned for these arguments and configuration files; it is called where that is not known yet."""
+def cached(results: dict[tuple[object, ...], Any], arguments: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    """What `make` returned for these arguments and configuration files; it is called once for them."""
     from hydra.core.global_hydra import GlobalHydra
 
     newest = 0  # when a config file last changed: of the folders, where files come and go, and of the files
-    roots = (files.CONF, *files.user_folders())
-    for folder in (*roots, *(Path(entry.path) for root in roots for entry in os.scandir(root) if entry.is_dir())):
-        newest = max(newest, folder.stat().st_mtime_ns, *(entry.stat().st_mtime_ns for entry in os.scandir(folder)))
+    level = [files.CONF, *files.user_folders()]
+    for _ in range(3):  # roots, groups, and the bases inside groups
+        for folder in level:
+            newest = max(newest, folder.stat().st_mtime_ns, *(entry.stat().st_mtime_ns for entry in os.scandir(folder)))
+        level = [Path(entry.path) for folder in level for entry in os.scandir(folder) if entry.is_dir()]
     hydra = GlobalHydra.instance().hydra  # its search path counts for what is composed
     key = (arguments, files.user_folders(), hydra and id(hydra), newest)
     if key not in results:
-        if len(results) >= KEPT:
+        if len(results) >= MOST:
             results.clear()
         results[key] = make()
     return results[key]
