@@ -1,7 +1,7 @@
 """AdaEDL: an entropy bound on acceptance against a threshold that moves towards a wanted acceptance rate.
 
 Paper: AdaEDL (arXiv:2410.18351), section 3. theirs -> ours: gamma -> factor, lambda -> threshold, alpha -> target_rate,
-beta_1 -> rate_decay, beta_2 -> threshold_decay, epsilon -> rate_step.
+beta_1 -> rate_decay, beta_2 -> threshold_decay, epsilon -> step_size.
 After each round the acceptance rate is averaged (rate_decay). The threshold moves up by `step_size` if the average is
 below the wanted rate, and down if the average is above it. The threshold itself is averaged, too (threshold_decay).
 """

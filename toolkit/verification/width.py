@@ -1,8 +1,8 @@
 """Dynamic width: how many beams a layer may ask for and still be likely to get.
 
 Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Eq. 2-7 and Theorem 3.2.
-theirs -> ours: alpha_j -> acceptance_chances, P~(m, i) -> first_acceptance, P(m, k) -> accepted_distribution,
-M_S -> num_candidates, t -> threshold, W_min -> min_width, gamma -> num_layers, beta -> fill_chances[..., W_min].
+theirs -> ours: alpha_j -> acceptance_probs, P~(m, i) -> first_acceptance, P(m, k) -> accepted_distribution,
+M_S -> num_candidates, t -> threshold, W_min -> min_width, gamma -> num_layers, beta -> fill_probs[..., W_min].
 Deviation: q is subtracted once per rejection, as printed; the published code subtracts it twice.
 Deviation: sums start at k = 0 (Eq. 7); Eq. 5 prints 1.
 Deviation: widths end at the number of candidates: at t = 0 the set of Eq. 7 has no maximum.
