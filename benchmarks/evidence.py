@@ -52,18 +52,6 @@ def quickstart(small: bool = False) -> str:
     return "\n".join([again, "", "```", *lines, "```"])
 
 
-def multirun(small: bool = False) -> str:
-    """Several heads by one command: as many jobs, as many W&B runs (offline), one table."""
-    with tempfile.TemporaryDirectory() as scratch:
-        grid = ["head.depth=0,1"] if small else ["head.depth=0,2", "loss.w_rej=1,6"]
-        run(["toolkit.train", "-m", "+experiment=toy_head", *grid, f"paths.root_dir={scratch}"])
-        (table,) = Path(scratch).rglob("table.md")
-        runs = list(Path(scratch).rglob("offline-run-*"))
-        heads = list(Path(scratch).rglob("head.safetensors"))
-        lines = table.read_text(encoding="utf-8").replace(scratch, "outputs")
-    return f"{len(heads)} heads, {len(runs)} W&B runs.\n\n{lines}"
-
-
 def run(words: list[str]) -> str:
     """Output of `python -m WORDS` in a process of its own; its errors end this program."""
     done = subprocess.run(
@@ -82,7 +70,6 @@ FIGURES: dict[str, Callable[[bool], str]] = {
     **exactness.TABLES,
     "standing": standing.standings,
     "quickstart": quickstart,
-    "multirun": multirun,
 }
 
 
