@@ -357,7 +357,8 @@ NAMED = {  # key -> (value, what it becomes)
     "hidden_size_per_layer_input": (256, 8), "hidden_size": (4096, 32), "n_embd": (768, 32), "d_model": (512, 32),
     "num_attention_heads": (32, 4), "n_head": (2, 4), "bos_token_id": (50256, 63), "eos_token_id": (63, 63),
     "pad_token_id": (64, 63), "image_token_index": (5, 5), "anything": (12345, 12345), "image_size": (224, 32),
-    "ids": ([64, 3], [64, 3]), "sep_token_id": ([64, 3], [63, 3]), "sizes": ({"head_dim": 99, "x": "y"}, {"head_dim": 8, "x": "y"}),
+    "ids": ([64, 3], [64, 3]), "sep_token_id": ([64, 3], [63, 3]),
+    "sizes": ({"head_dim": 99, "x": "y"}, {"head_dim": 8, "x": "y"}),
 }  # fmt: skip
 
 
