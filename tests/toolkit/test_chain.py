@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from tests.toolkit.test_ownership import NAMES
+from tests.toolkit.test_stage import NAMES
 from toolkit import config, train
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
