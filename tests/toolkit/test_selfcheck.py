@@ -260,6 +260,7 @@ def model_of(config=None, **own):
         (model_of({"layer_types": ["full_attention", "linear_attention"]}), "keeps a state"),
         (model_of(_is_stateful=True), "keeps a state"),
         (model_of({"is_encoder_decoder": True}), "encoder-decoder"),
+        (model_of(active_peft_config=SimpleNamespace(is_prompt_learning=True)), "in front of every text"),
         (model_of(get_output_embeddings=lambda: None), "no output embedding"),
         (model_of({"_attn_implementation": "flash_attention_2"}), "takes no masks"),
         (model_of({"_attn_implementation": "flex_attention"}), "takes no masks"),

@@ -19,82 +19,52 @@ NUMERIC = [False, False, True, True, True]
 NUMBER = re.compile(r"[+-]?\d[\d.,]*(?:e-?\d+)?")
 
 
-def printed(capsys, width, monkeypatch, rest="summary.csv", rows=ROWS):
-    monkeypatch.setenv("COLUMNS", str(width))
-    terminal.print_table("title", NAMES, rows, NUMERIC, rest)
-    return capsys.readouterr().out
+@pytest.fixture
+def printed(capsys, monkeypatch):
+    def output(width, rest="summary.csv", rows=ROWS):
+        monkeypatch.setenv("COLUMNS", str(width))
+        terminal.print_table("title", NAMES, rows, NUMERIC, rest)
+        return capsys.readouterr().out
+
+    return output
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 100])
-def test_lines_fit_and_what_is_left_out_is_said(width, capsys, monkeypatch):
-    said = printed(capsys, width, monkeypatch)
-    *table, note = said.strip("\n").split("\n")
-    assert max(map(len, table)) <= width
-    if width < 80:
-        assert re.fullmatch(r"\d of 5 columns do not fit; all of them: summary.csv", note)
-    assert "speculative" in said
-
-
-def test_a_wide_terminal_shows_all_columns_and_no_note(capsys, monkeypatch):
-    said = printed(capsys, 200, monkeypatch)
-    assert "do not fit" not in said
-    assert all(text in said for row in ROWS for text in row)
-
-
-@pytest.mark.parametrize("width", range(11, 140))
-def test_no_number_is_cut(width, capsys, monkeypatch):
+def test_lines_fit_what_is_left_out_is_said_and_no_number_is_cut(printed):
     whole = {number for row in ROWS for text in row for number in NUMBER.findall(text)}
-    found = set(NUMBER.findall(printed(capsys, width, monkeypatch, rest="").split("columns do not fit")[0]))
-    assert {number for number in found if number not in ("1", "2", "3", "4", "5")} <= whole | set("12345")
+    for width in range(11, 140):
+        *table, note = printed(width).strip("\n").split("\n")
+        assert max(map(len, table)) <= max(width, 20), width
+        assert set(NUMBER.findall("\n".join(table))) <= whole, width
+        if width < 80:
+            assert re.fullmatch(r"\d of 5 columns do not fit; all of them: summary.csv", note)
+    said = printed(200)
+    assert "do not fit" not in said and all(text in said for row in ROWS for text in row)
 
 
-def test_the_first_columns_come_before_later_ones(capsys, monkeypatch):
-    said = printed(capsys, 60, monkeypatch)
-    assert "throughput" in said and "interval" not in said
-
-
-def test_a_column_that_is_too_wide_is_passed_over(capsys, monkeypatch):
-    rows = [[first, "x" * 90, *others] for first, _, *others in ROWS]
-    said = printed(capsys, 80, monkeypatch, rows=rows)
+def test_the_first_columns_come_before_later_ones_and_one_that_is_too_wide_is_passed_over(printed):
+    said = printed(60)
+    assert "throughput" in said and "interval" not in said and "speculative" in said
+    said = printed(80, rows=[[first, "x" * 90, *others] for first, _, *others in ROWS])
     assert "x" * 10 not in said and "throughput" in said and "1 of 5 columns do not fit" in said
+    assert "y" * 50 in printed(30, rows=[["y" * 50, *others] for _, *others in ROWS]), "the first column is whole"
+    assert "COLUMNS=200 shows more" in printed(40, rest=None), "without a file"
 
 
-def test_a_first_column_wider_than_the_terminal_is_whole(capsys, monkeypatch):
-    rows = [["y" * 50, *others] for _, *others in ROWS]
-    assert "y" * 50 in printed(capsys, 30, monkeypatch, rows=rows)
-
-
-def test_without_a_file_the_note_says_how_to_see_more(capsys, monkeypatch):
-    assert "COLUMNS=200 shows more" in printed(capsys, 40, monkeypatch, rest=None)
-
-
-def test_headings_are_broken_between_words_alone(capsys, monkeypatch):
-    said = printed(capsys, 80, monkeypatch)
-    assert "discarded_tokens" not in said
-    words = re.findall(r"[a-z_]+", said)
+def test_headings_are_broken_between_words_and_wide_characters_take_two_cells(printed, capsys, monkeypatch):
+    words = re.findall(r"[a-z_]+", printed(80))
     assert {"discarded_", "forward"} <= set(words) and "".join(words).count("discarded") == 1
-
-
-def test_wide_characters_take_two_cells(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "12")
     terminal.print_table("", ["a", "b"], [["漢字漢", "12345"]], [False, True], "f.csv")
     assert "1 of 2 columns" in capsys.readouterr().out
 
 
-def test_the_width_without_a_terminal(monkeypatch):
+def test_the_width_of_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        isatty = lambda self: True
+
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert terminal.width() == 120
-    monkeypatch.setenv("COLUMNS", "77")
-    assert terminal.width() == 77
-
-
-def test_the_width_of_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.stdout", Terminal())
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size((91, 24)))
     assert terminal.width() == 91
