@@ -29,18 +29,19 @@ def assert_one_line(process: subprocess.Popen[str]) -> str:
     return errors
 
 
-def test_while_modules_are_imported():
-    checked = "from toolkit.config.command_line import check_command_line; check_command_line('decode')"
-    assert_one_line(started("-c", f"{checked}; raise KeyboardInterrupt"))
+CHECKED = "from toolkit.config.command_line import check_command_line; check_command_line('decode')"
 
 
-def test_where_python_loses_it():
-    """In a finalizer: the exception does not get out, the command ends all the same."""
-    checked = "from toolkit.config.command_line import check_command_line; check_command_line('decode')"
+def test_while_modules_are_imported_and_where_python_loses_it():
+    """In a finalizer, the exception does not get out; the command ends all the same."""
     lost = "class Lost:\n def __del__(self): raise KeyboardInterrupt\n"
     waits = "import time; Lost(); time.sleep(1)"
-    process = started("-c", f"{lost}{checked}\ntry:\n {waits}\nexcept KeyboardInterrupt: raise")
-    assert_one_line(process)
+    processes = [
+        started("-c", f"{CHECKED}; raise KeyboardInterrupt"),
+        started("-c", f"{lost}{CHECKED}\ntry:\n {waits}\nexcept KeyboardInterrupt: raise"),
+    ]
+    for process in processes:
+        assert_one_line(process)
 
 
 def test_where_a_library_ends_the_process_itself():
