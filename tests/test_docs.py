@@ -115,7 +115,7 @@ def test_the_readmes_commands_compose(tmp_path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_links_and_files_exist(page):
+def test_links_files_and_commands_exist(page):
     text = page.read_text(encoding="utf-8")
     for path, heading in LINK.findall(CODE.sub("", text)):
         if "://" in path:
@@ -128,11 +128,7 @@ def test_links_and_files_exist(page):
     for path in [] if page.name in ("MIGRATION.md", "log.md") else FILE.findall(text):
         if not re.search(r"\b[A-Z]{3,}\b", path):  # NAME.py stands for any file
             assert (ROOT / path).exists() or (ROOT / "toolkit" / path).exists(), path
-
-
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_commands_named_exist(page):
-    names = set(re.findall(r"python -m ((?:toolkit|data_gen|analysis|benchmarks)\.\w+)", page.read_text("utf-8")))
+    names = set(re.findall(r"python -m ((?:toolkit|data_gen|analysis|benchmarks)\.\w+)", text))
     missing = {name for name in names if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()}
     assert not missing - (merged() if page.name == "MIGRATION.md" else set())
 

@@ -60,6 +60,22 @@ def test_replayed_forwards_equal_the_models_own(family, monkeypatch):
     assert max(replaying.captures.uses.values()) > 1
 
 
+def test_forwards_that_give_other_numbers_of_logits_are_captured_apart(monkeypatch):
+    """Same tokens, same cache, but one position's logits, then four, then one."""
+    monkeypatch.setattr(capture, "PROOFS", 0)
+    plain, replaying = both_sessions(tiny_model("llama"), 1)
+    for session in (plain, replaying):
+        session.extend(torch.tensor([[5, 6, 7, 8, 9, 10]]))
+    for last in (1, 1, 4, 4, 2, 1, 4):
+        logits = []
+        for session in (plain, replaying):
+            logits.append(session.extend(torch.tensor([[4, 9, 30, 8]]), last=last).logits)
+            session.truncate([6])
+        assert logits[1].shape == logits[0].shape == (1, last, VOCAB)
+        assert torch.allclose(*logits, rtol=1e-5, atol=1e-5)
+    assert max(replaying.captures.uses.values()) > 1
+
+
 @pytest.mark.parametrize(
     "method", ["speculative", *(pytest.param(name, marks=pytest.mark.slow) for name in ("specdec_pp", "mtad"))]
 )

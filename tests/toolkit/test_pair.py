@@ -185,12 +185,8 @@ def test_the_devices_of_a_pair_are_all_that_its_models_lie_on(checkpoints):
     """A map as accelerate leaves it; the layer on disk has its weights on meta and runs on a GPU."""
     pair = ModelPair.from_pretrained(*checkpoints)
     assert pair.devices == ["cpu"]
-    pair.target.hf_device_map = {
-        "model.embed_tokens": 1,
-        "model.layers.0": "cuda:0",
-        "model.layers.1": "disk",
-        "lm_head": 1,
-    }
+    layers = {"model.layers.0": "cuda:0", "model.layers.1": "disk"}
+    pair.target.hf_device_map = {"model.embed_tokens": 1, **layers, "lm_head": 1}
     assert pair.devices == ["cpu", "cuda:1", "cuda:0"]
     pair.target.to("meta")
     assert ModelPair(target=pair.target).devices == ["cuda:1", "cuda:0"]

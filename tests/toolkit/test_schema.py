@@ -21,7 +21,7 @@ from toolkit.config.help import WIDTH, help_text
 from toolkit.config.notes import Above, AtLeast, Between, Interval, Probability, notes
 from toolkit.config.others import OTHERS
 from toolkit.config.sources import meanings_in
-from toolkit.config.values import check_ranges, fits, is_known, is_node, say
+from toolkit.config.values import fits, is_known, is_node, say
 from toolkit.decoding import Method, TreeProposer
 from toolkit.errors import InputError
 from toolkit.stopping import AdaEdl
@@ -98,9 +98,8 @@ def test_every_grid_is_one_of_methods_and_their_parameters():
 @pytest.mark.parametrize("group", ["experiment", "hparams_search", "debug"])
 def test_what_is_appended_to_a_training_is_known(group):
     rest = {name.partition("_")[0]: name for name in papers.names((CONF,))}  # one entry of each paper is enough
-    for name in sorted(
-        {path.stem for path in (CONF / group).glob("*.yaml")}.union(rest.values() if group == "experiment" else ())
-    ):
+    names = {path.stem for path in (CONF / group).glob("*.yaml")}
+    for name in sorted(names.union(rest.values() if group == "experiment" else ())):
         root = "distill" if name.startswith("distill") else "train"
         check(compose(root, [f"+{group}={name}"]), root, complete=False)
 
@@ -142,14 +141,13 @@ def test_keys_of_a_method_are_set_from_python_and_in_grids():
     changes = ["draft_temperature=.5", "rule.num_free=15", "rule.alphabet=7", "++min_drafted=2"]
     method = config.method("importance", changes)
     assert (method.draft_temperature, method.rule.num_free, method.rule.alphabet, method.min_drafted) == (0.5, 15, 7, 2)
-    for changes, said in (
-        (["+max_drafted=3"], "max_drafted is in the config already: expected max_drafted=VALUE, without the +"),
-        (["rule.num_fre=3"], "unknown key 'rule.num_fre': did you mean rule.num_free"),
-        (["rule.num_free=16"], "rule.num_free: expected a number in [1, 15], got 16"),
+    for change, words in (
+        ("+max_drafted=3", "max_drafted is in the config already: expected max_drafted=VALUE"),
+        ("rule.num_fre=3", "unknown key 'rule.num_fre': did you mean rule.num_free"),
+        ("rule.num_free=16", "rule.num_free: expected a number in .1, 15., got 16"),
     ):
-        with pytest.raises(InputError) as error:
-            config.method("importance", changes)
-        assert str(error.value).startswith(said)
+        with pytest.raises(InputError, match="^" + words):
+            config.method("importance", [change])
     grid = ["grid.importance.rule.num_free=[5,12]", "grid.importance.draft_temperature=[null,.5]", "+grid.tail={}"]
     composed = plain(compose("sweep", grid).grid)
     assert composed["importance"] == {"rule": {"num_free": [5, 12]}, "draft_temperature": [None, 0.5]}
@@ -244,11 +242,9 @@ def test_every_key_of_a_command_has_a_type_and_a_meaning_and_faults_are_one_line
         ("decode", ["method.policy._target_=toolkit.stopping.Fixd"], "in toolkit.stopping: did you mean Fixed"),
         ("decode", ["method.policy._target_=toolkit.stoping.Fixed"], "no module toolkit.stoping"),
         ("decode", ["method=specdec_pp", "pair.target=x"], "method specdec_pp needs an acceptance head, and this pair"),
-        ("decode", ["-m", "batch_size=1,2", "+foo=1"], "unknown key 'foo'"),
         ("decode", ["-m", "method=svip,blok"], "unknown method 'blok': did you mean block"),
         ("sweep", ["+grid.tial={}"], "unknown method 'tial': did you mean tail"),
         ("sweep", ["+grid.tail.policy.treshold=[.1]"], "unknown parameter of tail 'policy.treshold': did you mean"),
-        ("sweep", ["+grid.tail.policy.threshold=[.1,2]"], "grid.tail.policy.threshold: expected a probability"),
         ("compare", ["metrics=[exact_mach]"], "unknown quality metric 'exact_mach': did you mean exact_match"),
         ("toy", ["shares=3"], "shares: expected keys with values, got 3"),
     ],
@@ -303,18 +299,15 @@ def test_values_fit_types_and_ranges(annotation, good, bad):
     assert not any(fits(value, annotation) for value in bad)
 
 
-def test_types_are_said_as_people_read_them():
+def test_types_are_said_as_people_read_them_and_ranges_hold_in_python_too():
     assert say(Annotated[float, Probability] | None) == "number in [0, 1] or null"
     assert say(list[Annotated[float, Above(0)]]) == "a list of numbers above 0"
-
-
-def test_ranges_hold_in_python_too():
-    check_ranges(AdaEdl())
     with pytest.raises(InputError, match=r"^policy.rate_decay: expected a number in \[0, 1\], got 1.5$"):
         AdaEdl(rate_decay=1.5)
 
 
 def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatch):
+    """The nearest constructor names their keys."""
     (tmp_path / "base_of_mine.py").write_text(
         "from dataclasses import dataclass\n\n@dataclass\nclass Base:\n    level: int = 1\n"
     )
@@ -322,33 +315,25 @@ def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatc
         "from dataclasses import dataclass\nfrom typing import Annotated\nimport not_installed\n"
         "from base_of_mine import Base as Common\nfrom toolkit.config.notes import Above\n\n@dataclass\n"
         'class Mine(Common):\n    """Stops.\n\n    patience  rounds without\n              luck\n    """\n\n'
-        "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n"
+        "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n\n"
+        "class Constructed(Common):\n    def __init__(self, notes: int = 3):\n        pass\n\n"
+        "class Like(Constructed):\n    pass\n"
     )
+    (tmp_path / "broken.py").write_text("class Mine(:\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     sources.clear()
-    keys = keys_of_class("policies_of_mine.Mine")
-    assert keys is not None
-    assert list(keys.keys) == ["level", "patience", "other"]
-    assert keys.keys["patience"].meaning == "rounds without luck" and keys.keys["patience"].default == 2.0
-    assert say(keys.keys["patience"].annotation) == "number > 0" and not is_known(keys.keys["other"].annotation)
+    keys = keys_of_class("policies_of_mine.Mine").keys
+    assert list(keys) == ["level", "patience", "other"]
+    assert keys["patience"].meaning == "rounds without luck" and keys["patience"].default == 2.0
+    assert say(keys["patience"].annotation) == "number > 0" and not is_known(keys["other"].annotation)
+    for name in ("Constructed", "Like"):
+        assert list(keys_of_class(f"policies_of_mine.{name}").keys) == ["notes"]
     words = ["method.policy._target_=policies_of_mine.Mine", "~method.policy.num_drafted", "method.max_drafted=3"]
     assert prepare("decode", [*words, "+method.policy.patience=1"])
     assert (
         refusal("decode", *words, "+method.policy.patience=0")
         == "method.policy.patience: expected a number above 0, got 0"
     )
-
-
-def test_the_nearest_constructor_of_a_users_class_names_its_keys(tmp_path, monkeypatch):
-    (tmp_path / "constructed.py").write_text(
-        "from toolkit.stopping import Fixed\n\nclass Mine(Fixed):\n    def __init__(self, notes: int = 3):\n"
-        "        super().__init__(notes)\n\nclass Like(Mine):\n    pass\n"
-    )
-    (tmp_path / "broken.py").write_text("class Mine(:\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    sources.clear()
-    for name in ("Mine", "Like"):
-        assert list(keys_of_class(f"constructed.{name}").keys) == ["notes"]
     assert "broken.py, line 1: expected Python, got" in refusal("decode", "method.policy._target_=broken.Mine")
 
 

@@ -22,11 +22,9 @@ from toolkit.testing import COMMON, LLAMA, VOCAB, difference, tiny_model
 
 SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2}
 BERT = {**COMMON, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-BART = {**COMMON, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
 REFUSED = {
     "rwkv": (hf.RwkvForCausalLM, hf.RwkvConfig(**SMALL, attention_hidden_size=32), "keeps a state"),
     "falcon_alibi": (hf.FalconForCausalLM, hf.FalconConfig(**SMALL, num_attention_heads=4, alibi=True), "alibi"),
-    "bart": (hf.BartForCausalLM, hf.BartConfig(**BART), "takes no positions"),
     "bert": (hf.BertLMHeadModel, hf.BertConfig(**BERT), "bidirectional"),
     "gpt_neo": (hf.GPTNeoForCausalLM, hf.GPTNeoConfig(**SMALL, num_layers=2, num_heads=4, window_size=7,
                 attention_types=[[["global", "local"], 1]]), "counts slots"),
@@ -279,6 +277,7 @@ def test_what_rules_a_model_out_from_the_start(model, words):
     ("model", "words"),
     [
         (model_of({"attn_config": SimpleNamespace(alibi=True)}), "alibi"),
+        (model_of(forward=lambda input_ids: None), "takes no positions"),
         (type("BloomForCausalLM", (Model,), {})(**vars(model_of())), "alibi"),
         (model_of({"layer_types": ["sliding_attention", "zeta", "chunked_attention", "eta"]}), "layers of type eta"),
         (model_of({"layer_types": None}), "its cached forward differs from its uncached one"),
@@ -367,6 +366,9 @@ def test_sizes_are_known_by_their_names():
     config = SimpleNamespace(quantization_config={"bits": 4}, **{name: value for name, (value, _) in NAMED.items()})
     assert vars(tiny_config(config)) == {name: small for name, (_, small) in NAMED.items()}
     assert config.vocab_size == 32000  # the original stays
+    for heads, few in ((32, 4), (8, 2), (1, 1)):  # as many of keys as of queries, or groups
+        llama = tiny_config(hf.LlamaConfig(num_attention_heads=32, num_key_value_heads=heads))
+        assert (llama.num_attention_heads, llama.num_key_value_heads) == (4, few)
 
 
 @pytest.mark.parametrize(
@@ -421,15 +423,6 @@ def test_a_part_of_the_rope_counts_before_the_configs():
     both = {"full": rope, "sliding": {"rope_type": "default"}, "theta": 3.0}
     small = tiny_config(SimpleNamespace(head_dim=8, partial_rotary_factor=0.5, rope_scaling=both))
     assert small.rope_scaling == {**both, "full": {**rope, "short_factor": [1]}}
-
-
-def test_a_tiny_config_keeps_what_decides_how_a_model_attends():
-    small = tiny_config(hf.Gemma3TextConfig(num_hidden_layers=12, sliding_window=512, num_key_value_heads=1))
-    assert type(small) is hf.Gemma3TextConfig and small.layer_types == ["sliding_attention", "full_attention"]
-    assert (small.num_attention_heads, small.num_key_value_heads) == (4, 1)
-    for heads, few in ((32, 4), (8, 2)):
-        llama = tiny_config(hf.LlamaConfig(num_attention_heads=32, num_key_value_heads=heads))
-        assert (llama.num_attention_heads, llama.num_key_value_heads) == (4, few)
 
 
 def test_a_copy_is_built_the_same_every_time_and_leaves_random_numbers_alone():

@@ -255,17 +255,15 @@ def test_damaged_files_stop_a_stage_unless_it_repairs_them_itself(tmp_path, caps
 def test_missing_files_are_named_and_checkpoints_may_go(tmp_path, capsys):
     names = tuple(f"{i:02d}.txt" for i in range(11))
     folder = finished(tmp_path / "out", files=(*names, "checkpoints/last", "figures/one"))
-    for name in ("checkpoints/last", "figures/one"):
-        (folder / name).unlink()
-    assert stage.finished_stage("demo", config_at(folder)) is not None
-    assert capsys.readouterr().out == ""
-    for name in names[:8]:
-        (folder / name).unlink()
-    assert stage.finished_stage("demo", config_at(folder)) is None
-    assert capsys.readouterr().out == f"{folder}: {', '.join(names[:8])} missing, made again\n"
-    (folder / names[8]).unlink()
-    assert stage.finished_stage("demo", config_at(folder)) is None
-    assert capsys.readouterr().out == f"{folder}: {', '.join(names[:8])} and 1 more missing, made again\n"
+    for gone, said in (
+        (("checkpoints/last", "figures/one"), ""),
+        (names[:8], f"{folder}: {', '.join(names[:8])} missing, made again\n"),
+        (names[8:9], f"{folder}: {', '.join(names[:8])} and 1 more missing, made again\n"),
+    ):
+        for name in gone:
+            (folder / name).unlink()
+        assert (stage.finished_stage("demo", config_at(folder)) is None) == bool(said)
+        assert capsys.readouterr().out == said
     assert not stage.open_stage("demo", config_at(folder)).finished
 
 
@@ -285,15 +283,11 @@ def test_what_was_asked_is_known_by_its_keys_and_contents(tmp_path):
 
 
 def test_a_local_prompts_file_is_an_input(tmp_path):
-    (tmp_path / "mine.jsonl").write_text("{}")
-    for prompts, files in (
-        ({"path": str(tmp_path / "mine.jsonl")}, [str(tmp_path / "mine.jsonl")]),
-        ({"path": "org/on-the-hub"}, []),
-        ({"path": str(tmp_path)}, []),
-        ({"path": None}, []),
-        ({"name": "x"}, []),
-    ):
-        assert stage.prompt_files(OmegaConf.create({"prompts": prompts})) == files
+    file = tmp_path / "mine.jsonl"
+    file.write_text("{}")
+    for path, files in ((str(file), [str(file)]), ("org/on-the-hub", []), (str(tmp_path), []), (None, [])):
+        assert stage.prompt_files(OmegaConf.create({"prompts": {"path": path}})) == files
+    assert stage.prompt_files(OmegaConf.create({"prompts": {"name": "x"}})) == []
 
 
 def test_a_run_whose_every_prompt_failed_is_an_error(tmp_path):
