@@ -136,9 +136,7 @@ def test_no_draft_model_is_asked():
 @pytest.mark.parametrize(
     "proposer, policy",
     [
-        (PromptLookupProposer(), Fixed(3)),
         (PromptLookupProposer(), Heuristic(2)),
-        (SuffixProposer(), Heuristic(2)),
         (SuffixProposer(), LookupRate(match.MatchEstimator(), column_cost=0.2)),
     ],
 )

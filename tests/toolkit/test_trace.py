@@ -93,11 +93,11 @@ def test_joined_traces_hold_each_texts_positions_and_roll_outs(three, mapped):
         end = begin + trace.num_positions
         columns = [(getattr(whole, name), getattr(trace, name)) for name in (*PER_STEP, "hidden")]
         columns += [(whole.estimates[name], trace.estimates[name]) for name in trace.estimates]
-        for found, known in columns:
-            everything = found.whole() if isinstance(found, Rows) else found
-            assert torch.equal(everything[begin:end], known[: trace.num_positions])
+        for joined, column in columns:
+            everything = joined.whole() if isinstance(joined, Rows) else joined
+            assert torch.equal(everything[begin:end], column[: trace.num_positions])
             for position in range(trace.num_positions):
-                assert torch.equal(roll_of(whole, begin + position, everything), roll_of(trace, position, known))
+                assert torch.equal(roll_of(whole, begin + position, everything), roll_of(trace, position, column))
         assert torch.equal(whole.roll_first[begin:end] == 0, trace.roll_length == 0)
         begin = end
 
