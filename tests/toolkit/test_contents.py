@@ -72,6 +72,11 @@ def test_a_model_that_came_or_went_is_named_by_its_path(tmp_path):
     ("command", "overrides", "key"),
     [
         ("decode", ["method=specdec_pp", "head={0}"], "method.policy.estimator.head"),
+        ("decode", ["method=specdec_pp", "head={0}"], "head"),
+        ("decode", ["pair.target={0}"], "pair.target"),
+        ("heads", ["heads=[{0}]"], "heads.0"),
+        ("serving", ["costs={0}/config.json"], "costs"),
+        ("distill", ["responses=[x]", "from_pretrained={0}"], "from_pretrained"),
         ("traces", ["heads={{mine: {0}}}"], "heads.mine"),
         ("sweep", ["grid.specdec_pp.head=[{0}]"], "grid.specdec_pp.head.0"),
         ("train", ["from_pretrained={0}"], "from_pretrained"),

@@ -23,6 +23,7 @@ from toolkit.config.identity import contents_of
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import DecodingError, InputError
 from toolkit.models.generation_config import resolved
+from toolkit.sampling import warp
 from toolkit.testing import ragged_prompts, save_checkpoint, tiny_llama, tiny_model, tiny_tokenizer
 
 
@@ -178,6 +179,8 @@ def test_what_it_cannot_follow_is_named_even_then(loaded):
     loaded.target.generation_config = GenerationConfig(no_repeat_ngram_size=3, top_k=5)
     with pytest.warns(RuntimeWarning, match="it says no_repeat_ngram_size=3 "):
         assert resolved(Sampling(generation_config=True), loaded.target) == Sampling(top_k=5)
+    with pytest.raises(AssertionError):  # nothing is warped before it is settled
+        warp(torch.zeros(4), Sampling(generation_config=True))
 
 
 def test_responses_say_how_they_were_drawn(loaded, tmp_path):
