@@ -102,6 +102,16 @@ def test_joined_traces_hold_each_texts_positions_and_roll_outs(three, mapped):
         begin = end
 
 
+def test_states_that_stay_where_they_are_are_not_read(three, monkeypatch):
+    """States alone are in half precision."""
+    dtypes, cat = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda tensors, *rest: dtypes.append(tensors[0].dtype) or cat(tensors, *rest))
+    join(three, mapped=True)
+    assert torch.half not in dtypes and torch.int32 in dtypes
+    join(three)
+    assert torch.half in dtypes
+
+
 def test_traces_that_do_not_go_together_are_not_joined(three):
     one, other, _ = three
     for changed in (
