@@ -117,13 +117,12 @@ def test_a_bad_job_of_a_sweep_is_one_line_and_the_others_run(call):
 
 
 def test_an_error_of_a_command_in_its_own_process_is_one_line(tmp_path):
-    words = ["prompts=jsonl", "prompts.path=none.jsonl", f"paths.root_dir={tmp_path}"]
     result = subprocess.run(
-        [sys.executable, "-m", "toolkit.decode", *words], capture_output=True, text=True, cwd=tmp_path,
+        [sys.executable, "-m", "toolkit.sync", "folder=none"], capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(CONF.parent)},
     )  # fmt: skip
     assert result.returncode == 1
-    assert result.stderr.strip().split("\n")[-1].startswith("error: expected a prompts file at none.jsonl")
+    assert result.stderr.strip().split("\n")[-1].startswith("error: folder: expected offline runs")
     assert "Traceback" not in result.stderr and list(tmp_path.iterdir()) == []
 
 
