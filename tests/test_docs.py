@@ -15,6 +15,7 @@ import pytest
 
 from toolkit import config
 from toolkit.config import compose
+from toolkit.config.command_line import prepare
 from toolkit.errors import InputError
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import read_manifest
@@ -82,12 +83,19 @@ def test_the_examples_of_extending_run(tmp_path, monkeypatch):
     assert "metric" in namespace and "method" in namespace
 
 
-@pytest.mark.parametrize("words", command_lines(DOCS / "extending.md"), ids=" ".join)
-def test_the_command_lines_of_extending_compose(tmp_path, words):
+def test_the_command_lines_of_extending_compose(tmp_path, monkeypatch):
+    """Here, and one of them in a process of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     write_examples(tmp_path)
+    config.sources.clear()
+    lines = command_lines(DOCS / "extending.md")
+    for words in lines:
+        prepare(words[2].rpartition(".")[2], words[3:])
+    config.use_folders()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     shown = subprocess.run(
-        [sys.executable, *words[1:], "--cfg", "job"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, *lines[0][1:], "--cfg", "job"], env=environment, capture_output=True, text=True
     )
     assert shown.returncode == 0, shown.stderr
 
@@ -99,15 +107,15 @@ def test_the_readmes_python_runs():
     assert namespace["generation"].counts.num_generated > 0
 
 
-@pytest.mark.parametrize("words", command_lines(ROOT / "README.md"), ids=" ".join)
-def test_the_readmes_commands_compose(words, tmp_path):
+def test_the_readmes_commands_compose(tmp_path):
     (tmp_path / "FILE.jsonl").write_text('{"id": 1, "prompt": "?"}\n')
-    arguments = [re.sub(r"\bFILE\.jsonl", str(tmp_path / "FILE.jsonl"), word) for word in words[3:]]
-    compose(words[2].rpartition(".")[2], arguments)
+    for words in command_lines(ROOT / "README.md"):
+        arguments = [re.sub(r"\bFILE\.jsonl", str(tmp_path / "FILE.jsonl"), word) for word in words[3:]]
+        compose(words[2].rpartition(".")[2], arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_links_and_files_exist(page):
+def test_links_files_and_commands_exist(page):
     text = page.read_text(encoding="utf-8")
     for path, heading in LINK.findall(CODE.sub("", text)):
         if "://" in path:
@@ -120,11 +128,7 @@ def test_links_and_files_exist(page):
     for path in [] if page.name in ("MIGRATION.md", "log.md") else FILE.findall(text):
         if not re.search(r"\b[A-Z]{3,}\b", path):  # NAME.py stands for any file
             assert (ROOT / path).exists() or (ROOT / "toolkit" / path).exists(), path
-
-
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_commands_named_exist(page):
-    names = set(re.findall(r"python -m ((?:toolkit|data_gen|analysis|benchmarks)\.\w+)", page.read_text("utf-8")))
+    names = set(re.findall(r"python -m ((?:toolkit|data_gen|analysis|benchmarks)\.\w+)", text))
     missing = {name for name in names if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()}
     assert not missing - (merged() if page.name == "MIGRATION.md" else set())
 

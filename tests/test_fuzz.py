@@ -41,7 +41,7 @@ from toolkit.models.prompts import read_jsonl
 from toolkit.runs.stage import command
 
 INPUTS, SEED = int(os.environ.get("FUZZ_INPUTS", "200")), int(os.environ.get("FUZZ_SEED", "0"))
-SECONDS = 60  # of computing per input, and eight times as many by the clock
+SECONDS = 480  # per input: a busy machine makes no hang
 TWO = ["prompts=toy_math", "prompts.limit=2", "sampling.max_new_tokens=4"]
 SWEEP = [*TWO, "track=false", "grid=quickstart_live", "max_drafted=4"]
 # Good lines, by module; {NAME} is the folder that an earlier one has made.
@@ -180,11 +180,8 @@ class Commands:
         if kind == "line":
             return self.rng.sample([*words, choose(LINES)], len(words) + 1)
         if kind == "prompts":
-            return [
-                *words,
-                "prompts=jsonl",
-                f"prompts.path={self.root}/prompts-{self.rng.randrange(len(PROMPTS))}.jsonl",
-            ]
+            path = self.root / f"prompts-{self.rng.randrange(len(PROMPTS))}.jsonl"
+            return [*words, "prompts=jsonl", f"prompts.path={path}"]
         return [*words, f"{key}={value}"]
 
     def run(self, module, words):
@@ -227,26 +224,12 @@ class Calls:
         self.pair, self.files = ModelPair.toy(), [*root.glob("prompts-*"), root / "odd", root / "nowhere"]
         tail = config.method("tail")
         parts = {"name": "m", "policy": tail.policy, "rule": tail.rule, "proposer": tail.proposer}
-        sampling = {
-            "temperature": 1.0,
-            "top_k": 0,
-            "top_p": 1.0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "stop": (),
-            "seed": 0,
-            "max_new_tokens": 4,
-        }
+        sampling = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": ()}
+        sampling |= {"seed": 0, "max_new_tokens": 4}
         prompts = {"pair": self.pair, "prompts": ["Q: Repeat coral 2 times.\nA:", [5, 6, 7]], "batch_size": 2}
         loaded = {"target": self.pair.target, "draft": self.pair.draft}
-        models = {
-            "target": TOY / "target",
-            "draft": TOY / "draft",
-            "drafts": (),
-            "device": "cpu",
-            "dtype": "float32",
-            "revision": None,
-        }
+        models = {"target": TOY / "target", "draft": TOY / "draft", "drafts": (), "revision": None}
+        models |= {"device": "cpu", "dtype": "float32"}
         self.targets = {
             "generate": (generate, {**prompts, **sampling, "method": "speculative", "head": None, "overrides": ()}),
             "decode": (decode, {**prompts, "method": tail, "sampling": Sampling(max_new_tokens=4), "row_ids": None}),
@@ -261,9 +244,9 @@ class Calls:
             "AcceptanceHead": (AcceptanceHead, {"hidden_size": 16, "depth": 1, "tied": False, "log_w_rej": 0.0}),
             "AcceptanceHead.load": (AcceptanceHead.load, {"folder": TOY / "head"}),
         }  # fmt: skip
-        policies = [kind for kind in vars(stopping).values() if inspect.isclass(kind) and not inspect.isabstract(kind)]
+        kinds = [kind for kind in vars(stopping).values() if inspect.isclass(kind) and not inspect.isabstract(kind)]
         policies = [
-            kind for kind in policies if issubclass(kind, stopping.StoppingPolicy) and kind is not stopping.Bounded
+            kind for kind in kinds if issubclass(kind, stopping.StoppingPolicy) and kind is not stopping.Bounded
         ]
         for kind in (*policies, *(type(verification.get(name)) for name in verification.names())):
             if defaults := defaults_of(kind):
@@ -349,22 +332,18 @@ def wrong(run, *arguments):
 
 @contextmanager
 def limited():
-    """SECONDS of this process's own time: a busy machine makes no hang."""
+    """SECONDS by the clock."""
 
     def stop(*_):
         raise TooLong
 
-    timers = {signal.SIGPROF: (signal.ITIMER_PROF, SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, 8 * SECONDS)}
-    before = {number: signal.signal(number, stop) for number in timers}
-    for timer, seconds in timers.values():
-        signal.setitimer(timer, seconds)
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
     try:
         yield
     finally:
-        for timer, _ in timers.values():
-            signal.setitimer(timer, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

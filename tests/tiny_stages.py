@@ -1,4 +1,4 @@
-"""What responses and mix make of the tiny checkpoints: output folders for the stages that follow."""
+"""Tiny models as local checkpoint folders, and what responses and mix make of them: folders for the stages that follow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.testing import save_checkpoint
+
 PROMPTS = ["the cat", "a dog and the cat", "it sat on a mat", "the dog ran", "and it ran to the mat on a cat"]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a tiny target and a tiny draft over one tokenizer."""
+    root = tmp_path_factory.mktemp("pair")
+    return save_checkpoint(root / "target", 32, 0), save_checkpoint(root / "draft", 16, 1)
 
 
 @pytest.fixture(scope="session")

@@ -42,49 +42,37 @@ def only_for_others(name, globals=None, *args, original=builtins.__import__, **n
 sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
 builtins.__import__ = only_for_others
 """
-LOADED = "assert not set(HIDDEN) & {name.partition('.')[0] for name in sys.modules}, 'something hidden was imported'\n"
+CODE = """
+try:
+    import pandas
+except ModuleNotFoundError:
+    print("pandas is hidden")
 
-
-def run(code: str) -> str:
-    """Output of Python code with most packages hidden."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", "")}
-    result = subprocess.run(
-        [sys.executable, "-c", HIDE + code + LOADED], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
-
-
-def test_hidden_packages_are_hidden():
-    code = "try:\n    import pandas\nexcept ModuleNotFoundError:\n    print('hidden')\n"
-    assert run(code) == "hidden\n"
-
-
-def test_the_engine_decodes_without_the_rest():
-    assert "3 tokens" in run("""
+from benchmarks.gpu_check import main
 from toolkit import ModelPair
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.stopping import Fixed
 from toolkit.verification import get
 
-pair = ModelPair.toy()
 method = Method("speculative", Fixed(2), get("rejection"), max_drafted=2)
-(generation,) = decode(pair, ["Q: Repeat coral 5 times.\\nA:"], method, Sampling(max_new_tokens=3))
+(generation,) = decode(ModelPair.toy(), ["Q: Repeat coral 5 times.\\nA:"], method, Sampling(max_new_tokens=3))
 print(len(generation.token_ids), "tokens")
-""")
-
-
-def test_the_checks_run_without_the_rest():
-    report = run("""
-from benchmarks.gpu_check import main
-
 try:
     main(["--help"])
 except SystemExit as end:
     assert end.code == 0
 assert main(["--device", "cpu", "--quick", "--skip", "speed", "--only", "distribution: "]) == 0
-""")
-    assert "--preset" in report
+assert not set(HIDDEN) & {name.partition('.')[0] for name in sys.modules}, 'something hidden was imported'
+"""
+
+
+def test_the_engine_and_the_checks_run_without_the_rest():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT) + os.pathsep + os.environ.get("PYTHONPATH", "")}
+    result = subprocess.run(
+        [sys.executable, "-c", HIDE + CODE], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    report = result.stdout
+    assert "pandas is hidden\n3 tokens\n" in report and "--preset" in report
     assert "| distribution: importance_lp | reported | needs scipy, which is not installed |" in report
-    assert "checks passed.**" in report
-    assert "FAILED" not in report
+    assert "checks passed.**" in report and "FAILED" not in report

@@ -42,6 +42,9 @@ def test_weights_count_by_their_content_not_by_their_place(tmp_path):
     moved = model(tmp_path / "two")
     (moved / "README.md").write_text("notes do not count")
     assert stage.open_stage("demo", config_of(tmp_path, moved)).finished
+    opened = stage.open_stage("demo", config_of(tmp_path, moved, size=2))
+    assert opened.manifest["given"] == {"pair.target": str(moved)}
+    assert plain(opened.manifest["config"])["pair"]["target"].startswith("sha256:")
     (moved / "model.safetensors").write_bytes(b"Weights")
     changed = config_of(tmp_path, moved)
     assert stage.finished_stage("demo", changed) is None
@@ -66,39 +69,44 @@ def test_a_model_that_came_or_went_is_named_by_its_path(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "key", "override"),
+    ("command", "overrides", "key"),
     [
-        ("decode", "head", "head={}"),
-        ("decode", "method.policy.estimator.head", "head={}"),
-        ("traces", "heads.mine", "heads={{mine: {}}}"),
-        ("sweep", "grid.specdec_pp.head.0", "grid.specdec_pp.head=[{}]"),
-        ("train", "from_pretrained", "from_pretrained={}"),
-        ("decode", "prompts.path", "prompts.path={}/config.json"),
-        ("decode", "pair.target", "pair.target={}"),
-        ("train", "data.draft.source", "pair.draft={}"),
-        ("heads", "heads.0", "heads=[{}]"),
+        ("decode", ["method=specdec_pp", "head={0}"], "method.policy.estimator.head"),
+        ("decode", ["method=specdec_pp", "head={0}"], "head"),
+        ("decode", ["pair.target={0}"], "pair.target"),
+        ("heads", ["heads=[{0}]"], "heads.0"),
+        ("serving", ["costs={0}/config.json"], "costs"),
+        ("distill", ["responses=[x]", "from_pretrained={0}"], "from_pretrained"),
+        ("traces", ["heads={{mine: {0}}}"], "heads.mine"),
+        ("sweep", ["grid.specdec_pp.head=[{0}]"], "grid.specdec_pp.head.0"),
+        ("train", ["from_pretrained={0}"], "from_pretrained"),
+        ("train", ["pair.draft={0}"], "data.draft.source"),
+        ("decode", ["prompts.path={0}/config.json"], "prompts.path"),
+        ("decode", ["method=batch_rate_confidence", "method.policy.costs={0}/config.json"], "method.policy.costs"),
+        ("sweep", ["+grid.batch_rate.policy.costs=[{0}/config.json]"], "grid.batch_rate.policy.costs.0"),
+        ("decode", ["prompts=hub", "prompts.name=x", "prompts.join={{file: {0}/config.json, key: id}}"], "prompts.join.file"),
+        ("decode", ["prompts=hub", "prompts.name=x", 'prompts.data_files="{0}/[c]*.json"'], "prompts.data_files"),
+        ("decode", ["prompts=hub", "prompts.name=x", "prompts.dataset={0}"], "prompts.dataset"),
     ],
-)
-def test_all_kinds_of_inputs_are_named_by_content(tmp_path, command, key, override):
+)  # fmt: skip
+def test_all_kinds_of_inputs_count_by_content_whatever_their_key_is_called(tmp_path, command, overrides, key):
     folder = model(tmp_path / "x")
 
-    def found() -> str:
-        words = [
-            override.format(folder),
-            *(["method=specdec_pp"] if "head={}" in override and command == "decode" else []),
-        ]
-        contents = contents_of(OmegaConf.to_container(compose(command, words), resolve=True), command)
+    def named() -> str:
+        cfg = plain(compose(command, [word.format(folder) for word in overrides]))
+        contents = contents_of(cfg, command)
         assert contents.given[key].startswith(str(folder))
         value = contents.identity
         for part in key.split("."):
             value = value[int(part)] if isinstance(value, list) else value[part]
         return value
 
-    before = found()
+    before = named()
     assert before.startswith("sha256:")
+    assert named() == before
     for path in folder.iterdir():
         path.write_bytes(path.read_bytes() + b" ")
-    assert found() != before
+    assert named() != before
 
 
 @pytest.fixture
@@ -148,24 +156,21 @@ def test_the_hub_is_asked_where_work_begins_and_only_there(tmp_path, hub, monkey
 
 
 def test_it_is_found_in_a_folder_of_any_name(tmp_path, hub):
-    for name in ("a[1]", "b*", "c?"):
-        cfg = config_of(tmp_path, "org/name")
-        cfg.paths.output_dir = str(tmp_path / "outputs" / name)
-        if hub.exists():
-            stage.open_stage("demo", cfg).finish()
-    away = hub.rename(tmp_path / "away")
-    assert away.exists()
-    for name in ("a[1]", "c?"):
-        cfg.paths.output_dir = str(tmp_path / "outputs" / name)
-        assert stage.finished_stage("demo", cfg).folder == tmp_path / "outputs" / name
+    cfg, folders = config_of(tmp_path, "org/name"), [tmp_path / "outputs" / name for name in ("a[1]", "b*", "c?")]
+    for gone in (False, True):
+        if gone:
+            hub.rename(tmp_path / "away")
+        for folder in folders:
+            cfg.paths.output_dir = str(folder)
+            if not gone:
+                stage.open_stage("demo", cfg).finish()
+            assert stage.finished_stage("demo", cfg).folder == folder
 
 
 def test_files_are_read_once_until_they_change(tmp_path, monkeypatch):
+    """Young files always: a file can change twice within one tick of a file system's clock."""
     path = model(tmp_path / "x") / "model.safetensors"
-    long_ago = time.time() - 60
-    monkeypatch.setattr(digests, "RECENT", -1e9)  # as if it had been written long ago
-    reads = []
-    read = journal.digest
+    long_ago, reads, read = time.time() - 60, [], journal.digest
     monkeypatch.setattr(journal, "digest", lambda one: reads.append(Path(one).name) or read(one))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -174,6 +179,8 @@ def test_files_are_read_once_until_they_change(tmp_path, monkeypatch):
         digests.digest(path)
         return reads.count("model.safetensors")
 
+    assert (count(), count()) == (1, 1)
+    monkeypatch.setattr(digests, "RECENT", -1e9)  # as if it had been written long ago
     assert (count(), count()) == (1, 0)
     path.write_bytes(b"weightz")
     os.utime(path, (long_ago, long_ago))
@@ -184,58 +191,6 @@ def test_files_are_read_once_until_they_change(tmp_path, monkeypatch):
     os.utime(copy, (long_ago, long_ago))
     copy.replace(path)
     assert (count(), count()) == (1, 0)
-
-
-def test_young_files_are_read_again(tmp_path, monkeypatch):
-    """A file can change twice within one tick of a file system's clock."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = model(tmp_path / "x") / "model.safetensors"
-    digests.digest(path)
-    assert digests._remembered(path) is None
-
-
-def test_the_manifest_says_paths_beside_contents(tmp_path):
-    folder = model(tmp_path / "one")
-    opened = stage.open_stage("demo", config_of(tmp_path, folder))
-    assert opened.manifest["given"] == {"pair.target": str(folder)}
-    assert plain(opened.manifest["config"])["pair"]["target"].startswith("sha256:")
-
-
-@pytest.mark.parametrize(
-    ("command", "overrides", "key"),
-    [
-        ("decode", ["method=batch_rate_confidence", "method.policy.costs={}"], "method.policy.costs"),
-        ("sweep", ["+grid.batch_rate.policy.costs=[{}]"], "grid.batch_rate.policy.costs.0"),
-        ("serving", ["costs={}"], "costs"),
-        ("decode", ["prompts=hub", "prompts.name=x", "prompts.join={{file: {}, key: id}}"], "prompts.join.file"),
-        ("decode", ["prompts=hub", "prompts.name=x", 'prompts.data_files="{0.parent}/[F]*.json"'], "prompts.data_files"),
-        ("decode", ["prompts=hub", "prompts.name=x", "prompts.dataset={0.parent}"], "prompts.dataset"),
-        ("distill", ["responses=[{}]", "from_pretrained={0.parent}"], "from_pretrained"),
-    ],
-)  # fmt: skip
-def test_a_file_counts_by_its_content_whatever_its_key_is_called(tmp_path, command, overrides, key):
-    path = tmp_path / "F.json"
-
-    def identity(text: str) -> dict:
-        path.write_text(text)
-        cfg = plain(compose(command, [word.format(path) for word in overrides]))
-        contents = contents_of(cfg, command)
-        assert contents.given[key].startswith(str(path.parent))
-        return contents.identity
-
-    assert identity("[1]") != identity("[2]")
-    assert identity("[1]") == identity("[1]")
-
-
-def test_work_with_another_cost_table_of_the_same_name_is_not_found_finished(tmp_path):
-    path = tmp_path / "costs.json"
-    path.write_text("[1]")
-    words = ["method=batch_rate_confidence", f"method.policy.costs={path}", f"paths.root_dir={tmp_path}"]
-    cfg = compose("decode", words)
-    stage.open_stage("decode", cfg).finish()
-    assert stage.finished_stage("decode", cfg) is not None
-    path.write_text("[2]")
-    assert stage.finished_stage("decode", cfg) is None
 
 
 def test_files_that_a_users_own_class_names_count_by_content(tmp_path, monkeypatch):

@@ -1,14 +1,19 @@
-"""The decode command: what it writes, what it says, and that finished work is said again, not done again."""
+"""The decode command: what it writes, what it says, and what other tools read of it; finished work is said again, not done."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.offline_runs import inventory
 from toolkit import config, decode
 from toolkit.files.atomic import read_json
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "generations.jsonl").read_text().split("\n") if line]
 
 
 def test_a_run_says_its_speed_and_a_second_one_repeats_it(tiny_overrides, tmp_path, capsys):
@@ -17,8 +22,7 @@ def test_a_run_says_its_speed_and_a_second_one_repeats_it(tiny_overrides, tmp_pa
     folder = decode.run(cfg)
     first = capsys.readouterr().out
     manifest = read_json(folder / "manifest.json")
-    lines = [json.loads(line) for line in (folder / "generations.jsonl").read_text().split("\n") if line]
-    assert manifest["num_tokens"] == sum(len(line["token_ids"]) for line in lines) > 3
+    assert manifest["num_tokens"] == sum(len(line["token_ids"]) for line in lines_of(folder)) > 3
     assert manifest["seconds"] > 0
     (said,) = [line for line in first.split("\n") if line.startswith("tokens per second")]
     assert f"{manifest['num_tokens'] / manifest['seconds']:.4g} (batch size 2" in said
@@ -38,8 +42,7 @@ def test_a_run_is_logged_by_its_rates_and_its_gain(tiny_overrides, tmp_path):
     folder = decode.run(config.compose("decode", [*tiny_overrides, *options, f"paths.output_dir={tmp_path}/out"]))
     summary, run = read_json(folder / "summary.json"), inventory(folder)
     throughput = summary["num_generated"] / (summary["num_target_calls"] + 0.5 * summary["num_draft_calls"])
-    lines = (folder / "generations.jsonl").read_text().splitlines()
-    drafted = [r["num_draft_calls"] > 0 for line in lines for r in json.loads(line)["rounds"]]
+    drafted = [r["num_draft_calls"] > 0 for line in lines_of(folder) for r in line["rounds"]]
     assert run["scalars"] == pytest.approx(
         {
             "cost_ratio": 0.5,
@@ -52,3 +55,66 @@ def test_a_run_is_logged_by_its_rates_and_its_gain(tiny_overrides, tmp_path):
         }
     )
     assert (run["job_type"], run["name"]) == ("decode", "speculative")
+
+
+def speed(path, base, count_tokens, task):
+    """What Spec-Bench's evaluation/speed.py computes of two files, re-implemented: tokens per second, the same of the
+    baseline, their ratio, and the accepted lengths of all steps. The baseline's tokens are counted from its text."""
+    wanted = lambda line: task == "overall" or line["category"] == task
+    chosen, plain = ([line["choices"][0] for line in map(json.loads, file.read_text().splitlines()) if wanted(line)]
+                     for file in (path, base))  # fmt: skip
+    mine = np.mean([sum(one["new_tokens"]) / sum(one["wall_time"]) for one in chosen])
+    theirs = np.mean([sum(count_tokens(turn) - 1 for turn in one["turns"]) / sum(one["wall_time"]) for one in plain])
+    return mine, theirs, mine / theirs, [length for one in chosen for length in one["accept_lengths"]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    root = tmp_path_factory.mktemp("decoded")
+    folders = {}
+    for method in ("speculative", "autoregressive"):
+        options = [
+            f"method={method}",
+            "prompts=toy_math",
+            "prompts.limit=3",
+            "batch_size=1",
+            "sampling.max_new_tokens=12",
+        ]
+        options.append(f"paths.root_dir={root}")
+        folders[method] = decode.run(config.compose("decode", options))  # finished: exported then
+        options += ["export=true", "category=math_reasoning"]
+        assert decode.run(config.compose("decode", options)) == folders[method]
+    return folders
+
+
+def test_spec_bench_reads_it(exported):
+    ours, base = exported["speculative"], exported["autoregressive"]
+    for task in ("overall", "math_reasoning"):
+        mine, plain, ratio, lengths = speed(ours / "spec_bench.jsonl", base / "spec_bench.jsonl", len, task)
+        assert mine > 0 and plain > 0 and ratio == mine / plain
+        assert sum(lengths) == sum(line["counts"]["num_generated"] for line in lines_of(ours))
+        assert len(lengths) == sum(line["counts"]["num_target_calls"] for line in lines_of(ours))
+    first = json.loads((ours / "spec_bench.jsonl").read_text().splitlines()[0])
+    assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"} == set(first)
+
+
+def test_rates_have_numerators_and_the_formats_agree(exported):
+    ours = exported["speculative"]
+    summary, rates = read_json(ours / "summary.json"), read_json(ours / "aggregate.json")["rates"]
+    for name in ("discard_rate", "verification_rate", "block_efficiency", "acceptance_rate"):
+        assert rates[name]["value"] == pytest.approx(summary[name])
+        assert (
+            rates[name]["value"] == rates[name]["numerator"] / rates[name]["denominator"] and rates[name]["definition"]
+        )
+    theirs = read_json(ours / "specdec_pp.json")
+    generated = sum(one["generated_length"] for one in theirs)
+    assert sum(one["num_mismatched_tokens"] for one in theirs) / generated == pytest.approx(summary["discard_rate"])
+    assert sum(one["num_LM_call"] for one in theirs) / generated == pytest.approx(summary["verification_rate"])
+    assert all(one["spec_time"] == pytest.approx(one["draft_time"] + one["target_time"]) for one in theirs)
+
+
+def test_times_of_batches_are_missing_not_made_up(tmp_path):
+    options = ["method=speculative", "prompts=toy_math", "prompts.limit=2", "batch_size=2", "sampling.max_new_tokens=8"]
+    folder = decode.run(config.compose("decode", [*options, "export=true", f"paths.root_dir={tmp_path}"]))
+    assert not (folder / "spec_bench.jsonl").exists()
+    assert all(one["spec_time"] is None for one in read_json(folder / "specdec_pp.json"))

@@ -1,72 +1,60 @@
-"""The engine of a pair: one per pair, gone with it, made anew when models change; calls at the same time; thin wrappers."""
+"""What a call of decoding does: engines and caches, how prompts are read, seconds of rounds, progress in tokens."""
 
 from __future__ import annotations
 
 import gc
-import os
-import shutil
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.integrations import sdpa_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from toolkit import ModelPair, config, generate
-from toolkit.config import files
-from toolkit.decoding import Sampling, decode_measured
+from toolkit.decoding import Sampling, decode, decode_measured
+from toolkit.decoding.batch import PADDING, PREFILL, TOGETHER, read_together
+from toolkit.decoding.beams import BeamBatch
+from toolkit.decoding.text import TextBatch
+from toolkit.engine import Session, open_session
+from toolkit.engine.attention import grouped_attention
 from toolkit.engine.engine import EngineOptions, engine_of
-from toolkit.errors import InputError
+from toolkit.runs.token_bar import TokenBar
 
 PROMPTS = [[5, 9, 11, 7], [6, 3, 8], [12, 4], [9] * 12]
 
 
 def test_a_pair_is_values():
-    names = {field.name for field in fields(ModelPair)}
-    assert names == {
-        "target",
-        "draft",
-        "tokenizer",
-        "drafts",
-        "end_ids",
-        "name",
-        "head",
-        "options",
-        "chat_template_options",
-        "unshared",
-    }
+    names = "target draft tokenizer drafts end_ids name head options chat_template_options unshared"
+    assert {field.name for field in fields(ModelPair)} == set(names.split())
 
 
-def test_one_engine_per_pair_and_none_after_it():
-    pair = ModelPair.toy()
+def test_one_engine_per_pair_its_models_and_options_and_none_after_it():
+    pair, other = ModelPair.toy(), ModelPair.toy()
     engine = engine_of(pair)
     assert engine_of(pair) is engine
     assert engine_of(replace(pair, draft=None)) is not engine  # the same models, another pair
-    gone = weakref.ref(engine)
-    del engine, pair
+    pair.target = other.target
+    second = engine_of(pair)
+    assert second is not engine and second.models[0] is other.target
+    pair.options = EngineOptions(cuda_graphs="off")
+    third = engine_of(pair)
+    assert third is not second
+    gone = weakref.ref(third)
+    del engine, second, third, pair
     gc.collect()
     assert gone() is None
 
 
-def test_replaced_models_and_options_get_an_engine_of_their_own():
-    pair, other = ModelPair.toy(), ModelPair.toy()
-    engine = engine_of(pair)
-    pair.target = other.target
-    second = engine_of(pair)
-    assert second is not engine
-    assert second.models[0] is other.target
-    pair.options = EngineOptions(cuda_graphs="off")
-    assert engine_of(pair) is not second
-
-
-@pytest.mark.parametrize(
-    "method", ["speculative", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mcsd", "dsbd", "rate"))]
-)
+@pytest.mark.parametrize("method", ["speculative", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dsbd",))])
 def test_calls_at_the_same_time_decode_what_they_decode_alone(method):
     pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64")
-    seeds = range(6)
+    seeds = range(4)
 
     def texts(seed):
-        return [g.token_ids for g in generate(pair, PROMPTS, method, max_new_tokens=20, seed=seed, batch_size=2)]
+        return [g.token_ids for g in generate(pair, PROMPTS, method, max_new_tokens=10, seed=seed, batch_size=2)]
 
     alone = [texts(seed) for seed in seeds]
     with ThreadPoolExecutor(3) as pool:
@@ -84,18 +72,132 @@ def test_decoding_says_what_it_used():
     assert roomy.cache_bytes == pytest.approx(3 * few.cache_bytes, rel=0.01), "384 instead of 128 tokens"
 
 
-def test_a_method_is_built_once_and_anew_when_a_configuration_file_changes(monkeypatch, tmp_path):
-    shutil.copytree(config.CONF, tmp_path / "conf")
-    monkeypatch.setattr(files, "CONF", tmp_path / "conf")
-    first = config.method("confidence")
-    assert config.method("confidence") is first
-    assert config.method("confidence", ["policy.threshold=.3"]).policy.threshold == 0.3
-    path = tmp_path / "conf" / "stopping" / "confidence.yaml"
-    path.write_text(path.read_text().replace("threshold: 0.4", "threshold: 0.6"))
-    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
-    assert config.method("confidence").policy.threshold == 0.6
+# -- how forward passes read ---------------------------------------------------------------------------------------------
 
 
-def test_bad_options_are_one_line():
-    with pytest.raises(InputError, match="cuda_graphs: expected one of auto, on, off or true or false, got 'fast'"):
-        EngineOptions(cuda_graphs="fast")
+@pytest.mark.parametrize("masked", [True, False])
+def test_grouped_heads_give_the_stock_numbers(masked):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, count, 8, generator=generator, dtype=torch.float64)
+        for heads, count in ((6, 3), (2, 5), (2, 5))
+    )
+    seen = torch.rand(2, 1, 3, 5, generator=generator) < 0.7
+    mask = torch.zeros(2, 1, 3, 5, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float64).min)
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 3, True
+    arguments = (module, query, key, value, mask if masked else None)
+    stock, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](*arguments, scaling=0.3)
+    with grouped_attention():
+        grouped, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](*arguments, scaling=0.3)
+    assert grouped.shape == stock.shape == (2, 3, 6, 8)
+    assert torch.allclose(grouped, stock, rtol=0, atol=1e-14)
+
+
+def test_a_session_copies_no_keys(monkeypatch):
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    model, copied = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval(), []
+    stock = sdpa_attention.repeat_kv
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda states, count: copied.append(count) or stock(states, count))
+    tokens, later = torch.tensor([[5, 9, 33, 21]]), torch.ones(4, 4, dtype=torch.bool).triu(1)
+    mask = torch.zeros(1, 1, 4, 4, dtype=torch.float64).masked_fill(later, torch.finfo(torch.float64).min)
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=mask)
+    assert copied, "outside of sessions nothing is changed"
+    copied.clear()
+    got = open_session(model, 1, 8).extend(tokens, last=4)
+    assert not copied and torch.allclose(got.logits, expected.logits, rtol=0, atol=1e-12)
+
+
+def test_groups_by_hand():
+    assert read_together([]) == []
+    assert read_together([50, 20, 60]) == [[0, 1, 2]], "30 and 20 tokens of padding are cheaper than a forward pass"
+    assert read_together([500, 20, 21, 510]) == [[1, 2], [0, 3]]
+    assert read_together([100, 100 + PADDING]) == [[0, 1]] and read_together([100, 101 + PADDING]) == [[0], [1]]
+    assert read_together([TOGETHER // 2] * 3) == [[0, 1], [2]], "memory stays flat"
+    assert read_together([2 * TOGETHER, 2 * TOGETHER]) == [[0], [1]], "a row is read whole"
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "speculative"])
+def test_long_and_short_prompts_are_read_apart_and_decode_as_alone(name, monkeypatch):
+    read = []
+    extend = Session.extend
+
+    def noted(session, tokens, **options):
+        read.append(tuple(tokens.shape))
+        return extend(session, tokens, **options)
+
+    monkeypatch.setattr(Session, "extend", noted)
+    pair, sampling, method = ModelPair.toy(), Sampling(0.0, max_new_tokens=8), config.method(name)
+    prompts = [list(range(5, 5 + length)) for length in (200, 12, 205, 14, 210, 11)]
+    alone = [decode(pair, [prompt], method, sampling)[0].token_ids for prompt in prompts]
+    read.clear()
+    together = decode(pair, prompts, method, sampling, batch_size=6)
+    wide = [shape for shape in read if shape[1] >= PREFILL]
+    models = 1 if name == "autoregressive" else 2
+    assert sorted(wide) == sorted([(3, 13), (3, 209)] * models), "two forward passes of three rows per model"
+    assert [generation.token_ids for generation in together] == alone
+
+
+# -- what a call says ------------------------------------------------------------------------------------------------------
+
+SECONDS = {"_prefill": 1, "_uniforms": 2, "context": 4, "propose": 8, "score": 16, "verify": 32, "_refill": 64}
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """A clock that only the loop's steps move, each by its seconds; the steps that were taken."""
+    taken: list[str] = []
+
+    def slowed(name, step):
+        return lambda self, *arguments: taken.append(name) or step(self, *arguments)
+
+    for kind in (TextBatch, BeamBatch):
+        slow = {name: slowed(name, getattr(kind, name)) for name in SECONDS}
+        for name, step in slow.items():
+            monkeypatch.setattr(kind, name, step)
+    monkeypatch.setattr("toolkit.decoding.batch.perf_counter", lambda: float(sum(SECONDS[name] for name in taken)))
+    return taken
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("method", ["autoregressive", "speculative", "mtad"])
+def test_what_the_loop_does_between_two_rounds_counts_for_the_target(method, timed, exact_pair, steps):
+    sampling = Sampling(max_new_tokens=12)
+    found = decode_measured(
+        exact_pair, [[1], [2]], config.method(method), sampling, batch_size=1, timed=timed
+    ).generations
+    assert [len(generation.rounds) > 1 for generation in found] == [True, True]
+    assert steps.count("propose") == sum(len(generation.rounds) for generation in found)
+    for generation in found:
+        seconds = [(one.draft_seconds, one.target_seconds) for one in generation.rounds]
+        assert seconds[0] == (8, 1 + 2 + 4 + 16 + 32), "neither the texts before nor their ends"
+        assert set(seconds[1:]) == {(8, 1 + 2 + 4 + 16 + 32 + 64)}
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "prompt_lookup", "mtad"])
+def test_rounds_add_up_to_the_tokens(name):
+    counts = []
+    prompts = [[5, 6, 7, 5, 6], [8, 9], [5, 6, 7] * 3]
+    found = decode(
+        ModelPair.toy(), prompts, config.method(name), Sampling(max_new_tokens=5), batch_size=2, on_round=counts.append
+    )
+    assert sum(counts) == sum(generation.counts.num_generated for generation in found)
+    assert len(counts) > 2 and counts[0] > 0, "from the first round on"
+
+
+def test_what_is_left_is_estimated_from_the_rows_that_have_ended(capsys):
+    with TokenBar("rows", 10, 100) as bar:
+        assert bar.expected == 1000
+        bar.tokens(60)
+        assert bar.expected == 1000, "nothing has ended: any row may become the longest"
+        bar.row()
+        bar.row()
+        assert bar.expected == pytest.approx(60 + 8 * 30), "60 tokens, two ends: a row ends after 30 on average"
+        bar.skip(3)
+        assert bar.expected == pytest.approx(60 + 5 * 30)
+        for _ in range(5):
+            bar.count(40)
+        assert bar.expected == bar.made == 260
+    assert "rows: 10 rows of at most 100 tokens, 1,000 in all" in capsys.readouterr().err

@@ -46,11 +46,15 @@ def a_round(rule, sampling, target_logits, draft_logits, uniforms):
 
 
 # Passes: outputs of all operations, in rows of V that are warped (drafted and target's). A softmax is one.
-@pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize(
-    ("settings", "most_passes"),
-    [({"temperature": 0.0}, 6), ({}, 5), ({"top_k": 50}, 7), ({"top_p": 0.9}, 12), ({"top_k": 50, "top_p": 0.9}, 13)],
-    ids=str,
+    ("rule", "settings", "most_passes"),
+    [
+        ("rejection", {"temperature": 0.0}, 6),
+        ("block", {}, 5),
+        ("rejection", {"top_k": 50}, 7),
+        ("block", {"top_p": 0.9}, 12),
+        ("rejection", {"top_k": 50, "top_p": 0.9}, 13),
+    ],
 )
 def test_a_round_at_a_large_vocabulary_takes_few_passes(rule, settings, most_passes):
     generator = torch.Generator().manual_seed(0)

@@ -1,13 +1,14 @@
 """Padded models compute what their sources compute; what is added is at work and reaches no output."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from toolkit.config import CONF
 from toolkit.engine import open_session
 from toolkit.engine.engine import EngineOptions
 from toolkit.errors import InputError
@@ -16,37 +17,16 @@ from toolkit.testing import padding
 from toolkit.testing.padding import PRESETS, pad_model, padded_config, padded_pair
 
 VOCAB = 61
-BASE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "head_dim": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-3,
-    "max_position_embeddings": 64,
-}
+BASE = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-3, "max_position_embeddings": 64}  # fmt: skip
 CHOICES = ("cuda_graphs", "self_check")  # of a pair, which its padded form keeps
 LARGER = {"hidden_size": 80, "intermediate_size": 96, "num_layers": 4}
 SAME = {"hidden_size": 24, "intermediate_size": 40, "num_layers": 2, "num_heads": 4}
-TOY = {
-    "vocab_size": 1024,
-    "hidden_size": 192,
-    "intermediate_size": 576,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "tie_word_embeddings": True,
-}
+TOY = {"vocab_size": 1024, "hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 4, "num_attention_heads": 6,
+       "tie_word_embeddings": True}  # fmt: skip
 GROUPED, TIED = {"num_key_value_heads": 2}, {"tie_word_embeddings": True}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e4,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}  # fmt: skip
 SOURCES = {  # name -> (what differs from BASE, what differs from LARGER)
     "plain": ({}, {}),
     "tied": (TIED, {}),
@@ -103,16 +83,8 @@ def test_logits_are_equal_in_float64(changes, shape, tokens, exact_norms):
     assert got.softmax(-1)[..., VOCAB:].sum() == 0
 
 
-@pytest.mark.parametrize(("changes", "shape"), SOURCES.values(), ids=SOURCES)
-def test_logits_are_equal_in_float32(changes, shape, tokens):
-    model = tiny(**changes)
-    padded = pad_model(model, **{**LARGER, **shape})
-    torch.testing.assert_close(logits_of(padded, tokens)[..., :VOCAB], logits_of(model, tokens), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["grouped", "longer heads"])
-def test_logits_are_equal_through_the_cache(name, tokens):
-    changes, shape = SOURCES[name]
+def test_logits_are_equal_through_the_cache(tokens):
+    changes, shape = SOURCES["longer heads"]
     model = tiny(**changes)
     padded = pad_model(model, **{**LARGER, **shape})
     parents = torch.tensor([[-1, 0, 0, 1]]).expand(3, -1)
@@ -128,17 +100,13 @@ def test_logits_are_equal_through_the_cache(name, tokens):
     assert hidden[..., 24:].abs().max() == 0
 
 
-@pytest.mark.parametrize("name", ["grouped", "biases", "longer heads", "vocabulary"])
+@pytest.mark.parametrize("name", ["biases", "longer heads", "vocabulary"])
 def test_added_weights_reach_no_output(name, tokens):
     changes, shape = SOURCES[name]
     one, other = (pad_model(tiny(**changes), **{**LARGER, **shape}, seed=seed) for seed in (0, 1))
     assert torch.equal(logits_of(one, tokens)[..., :VOCAB], logits_of(other, tokens)[..., :VOCAB])
     assert not torch.equal(one.model.layers[0].mlp.up_proj.weight, other.model.layers[0].mlp.up_proj.weight)
-
-
-def test_added_weights_are_not_zero():
-    padded = pad_model(tiny(), **LARGER, head_dim=16)
-    for layer in padded.model.layers:
+    for layer in one.model.layers:
         for linear in (layer.self_attn.q_proj, layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
             assert (linear.weight != 0).all()
         assert (layer.self_attn.k_proj.weight != 0).float().mean() > 0.5
@@ -170,6 +138,7 @@ def test_presets_have_their_size(name, millions):
     with torch.device("meta"):
         model = LlamaForCausalLM(padded_config(LlamaConfig(**TOY), **PRESETS[name]))
     assert model.num_parameters() / 1e6 == pytest.approx(millions, abs=0.1)
+    assert OmegaConf.load(CONF / "pair" / "toy_padded.yaml").target_preset in PRESETS
 
 
 def test_a_pair_is_padded(monkeypatch, tokens):
@@ -196,29 +165,26 @@ def test_a_pair_is_padded(monkeypatch, tokens):
     torch.testing.assert_close(logits_of(both.draft, tokens), logits_of(pair.draft, tokens), rtol=0, atol=1e-5)
 
 
-def test_the_config_composes():
-    from hydra import compose, initialize_config_dir
+@pytest.mark.parametrize(
+    ("source", "shape", "words"),
+    [
+        (GROUPED, {"intermediate_size": 39}, "intermediate_size of at least 40, got 39"),
+        (GROUPED, {"head_dim": 12}, "head_dim as a multiple of 8, got 12"),
+        (GROUPED, {"num_heads": 10, "num_kv_heads": 3}, "split into num_key_value_heads=3 groups"),
+        (
+            {"num_attention_heads": 6, **GROUPED},
+            {"hidden_size": 96, "num_heads": 6, "num_kv_heads": 3},
+            "for groups of 2",
+        ),
+    ],
+)
+def test_sources_that_do_not_fit_are_refused(source, shape, words):
+    with pytest.raises(InputError, match=words):
+        pad_model(tiny(**source), **{**LARGER, **shape})
 
-    with initialize_config_dir(str(Path(__file__).parents[2] / "conf"), version_base="1.3"):
-        config = compose(overrides=["+pair=toy_padded"]).pair
-    assert config["_target_"] == "toolkit.testing.padding.padded_pair"
-    assert config.target_preset in PRESETS
-    assert [config[name] for name in CHOICES] == ["auto"] * 2
 
-
-def test_sources_that_do_not_fit_are_refused():
+def test_other_models_and_presets_are_refused():
     with pytest.raises(InputError, match="only Llama models can be padded, got gpt2"):
         pad_model(AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), **LARGER)
-    model = tiny(**GROUPED)
-    with pytest.raises(InputError, match="padding needs intermediate_size of at least 40, got 39"):
-        pad_model(model, **{**LARGER, "intermediate_size": 39})
-    with pytest.raises(InputError, match="padding needs vocab_size of at least 61, got 60"):
-        pad_model(model, **LARGER, vocab_size=60)
-    with pytest.raises(InputError, match="padding needs head_dim as a multiple of 8, got 12"):
-        pad_model(model, **LARGER, head_dim=12)
-    with pytest.raises(InputError, match="split into num_key_value_heads=3 groups and divide hidden_size=80, got 10"):
-        pad_model(model, **LARGER, num_heads=10, num_kv_heads=3)
-    with pytest.raises(InputError, match="padding needs num_key_value_heads of at least 4 for groups of 2, got 3"):
-        pad_model(tiny(num_attention_heads=6, **GROUPED), **{**LARGER, "hidden_size": 96}, num_heads=6, num_kv_heads=3)
     with pytest.raises(InputError, match="unknown padding preset '200'"):
-        padding.pad_to_preset(model, "200")
+        padding.pad_to_preset(tiny(), "200")

@@ -1,44 +1,75 @@
-"""Pairs: loading local checkpoints, comparing tokenizers, fitting vocabularies, fingerprints."""
+"""Pairs: configs, checkpoints and GGUF files, tokenizers and vocabularies that differ, drafts with fewer tokens."""
 
 from __future__ import annotations
 
+import copy
+import inspect
 import shutil
+import sys
 
 import pytest
 import torch
+from hydra.utils import get_class, get_method
+from transformers import AutoModelForCausalLM
 
 from toolkit import ModelPair, config, generate
+from toolkit.config.identity import contents_of
 from toolkit.engine import TabularModel
 from toolkit.errors import InputError
-from toolkit.models.pair import TOY, check_same_tokenizer, fingerprint, load_draft, load_tokenizer
-from toolkit.testing import output_pvalue, save_checkpoint, tiny_llama, tiny_tokenizer
+from toolkit.models import gguf, reduced
+from toolkit.models.pair import TOY, check_same_tokenizer, load_draft, load_tokenizer
+from toolkit.testing import output_pvalue, save_checkpoint, tiny_llama, tiny_model, tiny_tokenizer
+
+PAPERS = {"llama2_7b_70b", "llama3_1b_8b", "opt_125m_13b", "gemma_2b_27b", "gemma11_2b_gemma2_27b", "llama_68m_vicuna_13b",
+          "llama_68m_vicuna_33b", "llama_160m_vicuna_13b", "llama_160m_vicuna_33b", "llama_2x68m_2_13b", "opt_125m_30b",
+          "opt_125m_iml_30b", "opt_350m_30b"}  # fmt: skip
 
 
-def test_local_folders_load_and_decode(checkpoints):
+def test_pair_configs_name_arguments_of_their_loader():
+    names = config.choices("pair")
+    assert PAPERS | {"toy", "toy_padded"} <= set(names) and any(name.startswith("qwen") for name in names)
+    for name in ("toy", *names):
+        cfg = dict(config.compose("decode", [f"pair={name}", "method=speculative"]).pair)
+        target = cfg.pop("_target_")
+        padded = target.endswith("padded_pair")
+        loader = get_method(target) if padded else get_class(target.rpartition(".")[0]).from_pretrained
+        inspect.signature(loader).bind(**cfg)
+        assert {"target", "draft"} <= cfg.keys(), name
+
+
+def test_local_folders_load_and_decode_in_any_format(checkpoints):
     pair = ModelPair.from_pretrained(*checkpoints)
     assert pair.end_ids == (2,)
     assert pair.max_length == 256
     (generation,) = generate(pair, ["the cat"], "speculative", max_new_tokens=5)
     assert 1 <= len(generation.token_ids) <= 5
     assert generation.prompt_ids == pair.tokenizer("the cat").input_ids
+    assert ModelPair.from_pretrained(*checkpoints, dtype="float64").target.dtype == torch.float64
 
 
-def test_dtype_and_bad_sources(checkpoints, tmp_path):
-    pair = ModelPair.from_pretrained(*checkpoints, dtype="float64")
-    assert pair.target.dtype == torch.float64
-    with pytest.raises(InputError, match="dtype: expected float32, float64, float16, bfloat16 or auto, got 'float31'"):
-        ModelPair.from_pretrained(*checkpoints, dtype="float31")
-    with pytest.raises(InputError, match="expected a model folder at .*nowhere, found none"):
-        ModelPair.from_pretrained(tmp_path / "nowhere", checkpoints[1])
-    with pytest.raises(InputError, match="could not load a tokenizer from"):
-        ModelPair.from_pretrained(tmp_path, checkpoints[1])
-    with pytest.raises(InputError, match="quantization: expected 8bit, 4bit or null, got '3bit'"):
-        ModelPair.from_pretrained(*checkpoints, quantization="3bit")
+def test_bad_sources_and_options_are_one_line(checkpoints, tmp_path):
+    for arguments, options, words in (
+        (
+            checkpoints,
+            {"dtype": "float31"},
+            "dtype: expected float32, float64, float16, bfloat16 or auto, got 'float31'",
+        ),
+        ((tmp_path / "nowhere", checkpoints[1]), {}, "expected a model folder at .*nowhere, found none"),
+        ((tmp_path, checkpoints[1]), {}, "could not load a tokenizer from"),
+        (checkpoints, {"quantization": "3bit"}, "quantization: expected 8bit, 4bit or null, got '3bit'"),
+        (checkpoints, {"quantization": "4bit"}, "quantization=4bit needs bitsandbytes: pip install"),
+        (
+            checkpoints,
+            {"cuda_graphs": "fast"},
+            "cuda_graphs: expected one of auto, on, off or true or false, got 'fast'",
+        ),
+        (checkpoints, {"self_check": "maybe"}, "self_check: expected one of auto, off or true or false, got 'maybe'"),
+    ):
+        with pytest.raises(InputError, match=rf"^[^\n]*{words}[^\n]*$"):
+            ModelPair.from_pretrained(*arguments, **options)
 
 
-def test_quantization_needs_its_library(checkpoints):
-    with pytest.raises(InputError, match="quantization=4bit needs bitsandbytes: pip install"):
-        ModelPair.from_pretrained(*checkpoints, quantization="4bit")
+# -- tokenizers and vocabularies --------------------------------------------------------------------------------------------
 
 
 def test_different_tokenizers_are_refused_with_the_first_token(checkpoints, tmp_path):
@@ -50,18 +81,12 @@ def test_different_tokenizers_are_refused_with_the_first_token(checkpoints, tmp_
     assert "\n" not in str(caught.value)
 
 
-def with_special_tokens(folder, name, *tokens):
-    """A copy of a checkpoint whose tokenizer has more special tokens than its model."""
-    shutil.copytree(folder, name)
-    tokenizer = load_tokenizer(name)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
-    tokenizer.save_pretrained(name)
-    return name
-
-
 def test_a_special_token_that_only_the_target_has_is_not_drafted(checkpoints, tmp_path):
     """The draft's output layer lacks it; texts may hold it."""
-    target = with_special_tokens(save_checkpoint(tmp_path / "larger", 16, 5), tmp_path / "target", "<|new|>")
+    target = save_checkpoint(tmp_path / "target", 16, 5)
+    tokenizer = load_tokenizer(target)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
+    tokenizer.save_pretrained(target)
     model = load_draft(target)
     model.resize_token_embeddings(model.vocab_size + 1, mean_resizing=False)
     model.save_pretrained(target)
@@ -71,7 +96,7 @@ def test_a_special_token_that_only_the_target_has_is_not_drafted(checkpoints, tm
         pair = ModelPair.from_pretrained(target, checkpoints[1])
     new = pair.tokenizer.convert_tokens_to_ids("<|new|>")
     assert pair.unshared == (new,)
-    for name in ("speculative", "mcsd", "specinfer"):
+    for name in ("speculative", "mcsd"):
         for temperature in (0.0, 1.0):
             (generation,) = generate(pair, ["the <|new|> cat"], name, max_new_tokens=12, temperature=temperature)
             assert new in generation.prompt_ids and generation.token_ids
@@ -92,7 +117,7 @@ def test_a_special_token_that_the_draft_calls_otherwise_is_not_drafted(checkpoin
         check_same_tokenizer(pair.tokenizer, load_tokenizer(tmp_path / "draft"))
 
 
-@pytest.mark.parametrize("name", ["speculative", "block", "specinfer", "spectr", "mcsd"])
+@pytest.mark.parametrize("name", ["speculative", "specinfer"])
 def test_outputs_follow_the_target_where_the_draft_lacks_a_token(name, table_pair):
     pair = ModelPair(target=table_pair.target, draft=table_pair.draft, end_ids=(2,), unshared=(1,))
     assert output_pvalue(pair, config.method(name), 4000) > 1e-3
@@ -156,49 +181,158 @@ def test_prompts_are_strings_ids_or_messages(checkpoints):
         ModelPair(target=pair.target).encode("text")
 
 
-def test_fingerprints_tell_weights_apart(checkpoints):
-    one = ModelPair.from_pretrained(*checkpoints)
-    again = ModelPair.from_pretrained(*checkpoints, dtype="float64")
-    assert fingerprint(one.draft) == fingerprint(again.draft) != fingerprint(one.target)
-    with torch.no_grad():
-        again.draft.model.layers[0].mlp.up_proj.weight[0, 0] += 1
-    assert fingerprint(one.draft) != fingerprint(again.draft)
-
-
 def test_the_devices_of_a_pair_are_all_that_its_models_lie_on(checkpoints):
     """A map as accelerate leaves it; the layer on disk has its weights on meta and runs on a GPU."""
     pair = ModelPair.from_pretrained(*checkpoints)
     assert pair.devices == ["cpu"]
-    pair.target.hf_device_map = {
-        "model.embed_tokens": 1,
-        "model.layers.0": "cuda:0",
-        "model.layers.1": "disk",
-        "lm_head": 1,
-    }
+    layers = {"model.layers.0": "cuda:0", "model.layers.1": "disk"}
+    pair.target.hf_device_map = {"model.embed_tokens": 1, **layers, "lm_head": 1}
     assert pair.devices == ["cpu", "cuda:1", "cuda:0"]
     pair.target.to("meta")
     assert ModelPair(target=pair.target).devices == ["cuda:1", "cuda:0"]
     assert ModelPair(target=TabularModel(torch.eye(3))).devices == ["cpu"]
 
 
-def test_the_toy_pair_ships_with_a_head_of_its_own():
-    from toolkit.acceptance import AcceptanceHead
-    from toolkit.acceptance.folder import check_draft
-
-    pair = ModelPair.toy()
-    assert pair.head is not None
-    _, about = AcceptanceHead.load(pair.head)
-    check_draft(about, pair.draft, pair.head)
-    with pytest.raises(InputError, match="reads states of size|was trained for another draft"):
-        check_draft(about, pair.target, pair.head)
+def test_a_head_for_another_draft_is_refused(checkpoints):
+    pair = ModelPair.from_pretrained(*checkpoints)
+    for head, words in (
+        (TOY / "head", "the head in .* reads states of size"),
+        (None, "needs an acceptance head: expected head=FOLDER, got none"),
+        (checkpoints[0], "expected an acceptance head .* in .*, found none"),
+    ):
+        with pytest.raises(InputError, match=words):
+            generate(pair, ["the cat"], "specdec_pp", head=head and str(head))
     assert sum(path.stat().st_size for path in TOY.rglob("*") if path.is_file()) < 12e6
 
 
-def test_a_head_for_another_draft_is_refused(checkpoints):
-    pair = ModelPair.from_pretrained(*checkpoints)
-    with pytest.raises(InputError, match="the head in .* reads states of size"):
-        generate(pair, ["the cat"], "specdec_pp", head=str(TOY / "head"))
-    with pytest.raises(InputError, match="needs an acceptance head: expected head=FOLDER, got none"):
-        generate(pair, ["the cat"], "specdec_pp")
-    with pytest.raises(InputError, match="expected an acceptance head .* in .*, found none"):
-        generate(pair, ["the cat"], "specdec_pp", head=str(checkpoints[0]))
+# -- drafts with a reduced output vocabulary --------------------------------------------------------------------------------
+
+KEPT = [2, *range(40, 1024, 5)]
+
+
+@pytest.fixture(scope="module")
+def reduced_pair(tmp_path_factory) -> ModelPair:
+    """The toy pair, its draft's output layer reduced to 198 of 1,024 tokens, loaded from its folder."""
+    pair = ModelPair.toy()
+    folder = tmp_path_factory.mktemp("reduced")
+    reduced.save(folder, reduced.reduce_vocabulary(pair.draft, KEPT, pair.end_ids))
+    pair.tokenizer.save_pretrained(folder)
+    return ModelPair.from_pretrained("toy/target", folder)
+
+
+@torch.no_grad()
+def test_kept_logits_are_the_models_own_and_the_others_cannot_be_drawn(reduced_pair):
+    ids = torch.randint(3, 1000, (2, 30), generator=torch.Generator().manual_seed(0))
+    ours, whole = reduced_pair.draft(ids).logits, ModelPair.toy().draft(ids).logits
+    others = sorted(set(range(1024)) - set(KEPT))
+    torch.testing.assert_close(ours[..., KEPT], whole[..., KEPT])
+    assert bool(ours[..., others].isneginf().all())
+    assert reduced_pair.vocab_size == 1024
+    target = torch.rand(1024, 96, generator=torch.Generator().manual_seed(1))
+    plain = reduced.whole_vocabulary(reduced_pair.draft, target)
+    assert torch.equal(plain.lm_head.weight[others], target[others])
+    torch.testing.assert_close(plain(ids).logits[..., KEPT], ours[..., KEPT])
+
+
+def test_a_library_that_knows_nothing_of_it_refuses_the_folder(reduced_pair, tmp_path):
+    reduced.save(tmp_path, reduced_pair.draft)
+    with pytest.raises((OSError, ValueError)):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["speculative", "mcsd", "dsbd"])
+def test_greedy_outputs_are_the_targets_own(name, reduced_pair):
+    prompts = ["Tom has 3 red balls and", "def add(a, b):"]
+    (plain, ours) = (
+        generate(reduced_pair, prompts, method, max_new_tokens=16, temperature=0.0)
+        for method in ("autoregressive", name)
+    )
+    assert [g.token_ids for g in ours] == [g.token_ids for g in plain]
+    assert ours[0].counts.num_drafted > 0
+
+
+@pytest.mark.parametrize("name", ["speculative", "block", "importance", "spectr", "mcsd"])
+def test_whole_outputs_follow_the_targets_distribution_where_the_draft_has_fewer_tokens_than_candidates(
+    name, table_pair
+):
+    """The draft can draw token 1 and the end alone: of three or more candidates, two are real."""
+    probs = table_pair.draft.probs.clone()
+    probs[:, 0] = 0.0
+    pair = copy.copy(table_pair)
+    pair.draft = TabularModel(probs / probs.sum(-1, keepdim=True))
+    pair.drafts = (pair.draft, *table_pair.drafts[1:])
+    assert output_pvalue(pair, config.method(name), 4_000, batch_size=4000) > 1e-4
+
+
+def test_bad_vocabularies_are_one_line():
+    draft = ModelPair.toy().draft
+    with pytest.raises(InputError, match=r"needs the tokens that end a text: add \[2\]"):
+        reduced.reduce_vocabulary(draft, [4, 5], (2,))
+    with pytest.raises(InputError, match="expected tokens from 0 to 1023"):
+        reduced.reduce_vocabulary(draft, [2, 1024], (2,))
+
+
+# -- GGUF files -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toy_file(tmp_path, monkeypatch):
+    """The toy target (grouped heads) as GGUF, and a cache of its own."""
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pair = ModelPair.toy()
+    return gguf.write(tmp_path / "toy.gguf", pair.target, pair.tokenizer)
+
+
+def test_what_was_written_is_read_with_the_same_logits_and_tokens(toy_file):
+    pair, toy = ModelPair.from_pretrained(toy_file), ModelPair.toy()
+    ids = torch.randint(3, 1000, (2, 30), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(pair.target(ids).logits, toy.target(ids).logits)
+    assert (pair.name, pair.end_ids, pair.max_length) == ("toy", toy.end_ids, toy.max_length)
+    assert pair.tokenizer.get_vocab() == toy.tokenizer.get_vocab()
+    text = "Tom has a red ball."
+    assert pair.tokenizer(text).input_ids == toy.tokenizer(text).input_ids
+    (ours,), (theirs,) = (generate(p, [text], "autoregressive", max_new_tokens=12, temperature=0) for p in (pair, toy))
+    assert ours.token_ids == theirs.token_ids
+
+
+def test_a_file_is_converted_once_and_named_by_its_content(toy_file, tmp_path, capsys):
+    first = gguf.folder_of(toy_file)
+    moved = toy_file.rename(tmp_path / "moved.gguf")
+    assert gguf.folder_of(moved) == first
+    assert capsys.readouterr().err.count("float32 weights in") == 1
+    identity = [contents_of({"pair": {"target": str(moved)}}, "decode").identity["pair"]["target"]]
+    moved.write_bytes(moved.read_bytes() + b"\0")
+    identity.append(contents_of({"pair": {"target": str(moved)}}, "decode").identity["pair"]["target"])
+    assert all(content.startswith("sha256:") for content in identity) and identity[0] != identity[1]
+
+
+def test_the_description_of_a_tokenizer_is_copied_from_another_file(toy_file, tmp_path):
+    from gguf import GGUFReader
+
+    small = tiny_llama(32, 1, 0, torch.float32, vocab_size=1024)
+    path = gguf.write(tmp_path / "small.gguf", small, None, like=toy_file)
+    ours, theirs = (
+        {k: f.contents() for k, f in GGUFReader(p).fields.items() if k[:9] == "tokenizer"} for p in (path, toy_file)
+    )
+    assert ours == theirs
+
+
+def test_gguf_that_cannot_be_read_or_written_is_one_line(tmp_path, monkeypatch):
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF" + bytes(60))
+    with pytest.raises(InputError, match="transformers could not read") as error:
+        ModelPair.from_pretrained(damaged)
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "cache").rglob("config.json"))
+    with pytest.raises(InputError, match="found none"):
+        ModelPair.from_pretrained(tmp_path / "absent.gguf")
+    with pytest.raises(InputError, match="of a LlamaForCausalLM, got GPT2LMHeadModel"):
+        gguf.write(tmp_path / "words.gguf", tiny_model("gpt2"), None)
+    assert not (tmp_path / "words.gguf").exists()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"needs gguf and accelerate: pip install 'acceptance-toolkit\[gguf\]'"):
+        ModelPair.from_pretrained(damaged)

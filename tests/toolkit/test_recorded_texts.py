@@ -44,7 +44,7 @@ def texts_and_counts(method: str, temperature: float) -> list[object]:
     return [*counts, hashlib.sha256(tokens.encode()).hexdigest()[:16]]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_and_counts_are_those_recorded(method: str, temperature: float) -> None:
     recorded = json.loads(RECORDED.read_text())

@@ -7,19 +7,21 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from toolkit import config, verification
-from toolkit.config import CONF, choices, compose, papers, plain, searching, sources
+from toolkit.config import CONF, choices, compose, papers, plain, sources
 from toolkit.config.check import MISSING, check, keys_of_class, resolved, section_in
-from toolkit.config.command_line import prepare
+from toolkit.config.command_line import check_choices, prepare
 from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
 from toolkit.config.help import WIDTH, help_text
 from toolkit.config.notes import Above, AtLeast, Between, Interval, Probability, notes
 from toolkit.config.others import OTHERS
 from toolkit.config.sources import meanings_in
-from toolkit.config.values import check_ranges, fits, is_known, is_node, say
+from toolkit.config.values import fits, is_known, is_node, say
 from toolkit.decoding import Method, TreeProposer
 from toolkit.errors import InputError
 from toolkit.stopping import AdaEdl
@@ -31,10 +33,8 @@ PARTS = {  # groups that methods and commands are made of: their files are looke
     for group in ("stopping", "rule", "proposer", "beams", "quality", "sampling", "pair", "prompts")
 }
 FILLED = {  # root -> groups whose choices are tried in it
-    "decode": ("method",),
     "train": ("data", "model", "trainer", "callbacks", "logger"),
     "distill": ("loss", "teacher"),
-    "sweep": ("grid",),
 }
 
 
@@ -67,12 +67,6 @@ def undocumented_of(root: str, overrides: list[str]) -> list[str]:
     return undocumented("", resolved(compose(root, overrides), root), COMMANDS[root])
 
 
-@pytest.mark.parametrize("root", ROOTS)
-def test_every_root_config_has_a_command_and_every_key_a_type_and_a_meaning(root):
-    assert root in COMMANDS
-    assert undocumented_of(root, []) == []
-
-
 @pytest.mark.parametrize(("root", "group"), [(root, group) for root, groups in FILLED.items() for group in groups])
 def test_every_choice_of_the_commands_groups_is_known(root, group):
     for name in choices(group):
@@ -86,14 +80,26 @@ def test_every_key_of_a_part_has_a_type_and_a_meaning(group):
         node.pop("defaults", None)
         if is_node(node):
             assert undocumented(name, node, Any) == []
+            if group in ("rule", "stopping", "proposer", "beams"):
+                assert set(keys_of_class(node["_target_"]).keys) - SET_BY_THE_METHOD <= set(node), name
+
+
+def test_every_grid_is_one_of_methods_and_their_parameters():
+    cfg = compose("sweep", given("sweep"))
+    for name in choices("grid"):
+        grid = OmegaConf.load(CONF / "grid" / f"{name}.yaml")
+        if "defaults" in grid:
+            compose("sweep", [*given("sweep"), f"grid={name}"])
+        else:
+            cfg.grid = grid
+            check(cfg, "sweep")
 
 
 @pytest.mark.parametrize("group", ["experiment", "hparams_search", "debug"])
 def test_what_is_appended_to_a_training_is_known(group):
     rest = {name.partition("_")[0]: name for name in papers.names((CONF,))}  # one entry of each paper is enough
-    for name in sorted(
-        {path.stem for path in (CONF / group).glob("*.yaml")}.union(rest.values() if group == "experiment" else ())
-    ):
+    names = {path.stem for path in (CONF / group).glob("*.yaml")}
+    for name in sorted(names.union(rest.values() if group == "experiment" else ())):
         root = "distill" if name.startswith("distill") else "train"
         check(compose(root, [f"+{group}={name}"]), root, complete=False)
 
@@ -114,49 +120,34 @@ def test_every_rule_has_its_yaml_and_every_yaml_its_rule():
     assert set(named.values()) - used == {small}
 
 
-SET_BY_THE_METHOD = {
-    "deepest",
-    "extra",
-    "table",
-    "known",
-    "weights",
-    "lookup",
-    "reading",
-}  # of a policy, when it is bound
+# Arguments that a policy gets from its method, when it is bound.
+SET_BY_THE_METHOD = {"deepest", "extra", "table", "known", "weights", "lookup", "reading"}
 # groups, and objects that no config can write
 BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", "calibration", "judges_blocks", *SET_BY_THE_METHOD}
 
 
 @pytest.mark.parametrize("name", choices("method"))
-def test_every_argument_of_a_method_can_be_set_without_a_plus(name):
+def test_every_argument_of_a_method_is_known_and_can_be_set_without_a_plus(name):
     def lost(node):
         keys = set(keys_of_class(node["_target_"]).keys) - set(node) - BY_HAND
         return keys | {key for one in node.values() if is_node(one) for key in lost(one)}
 
     node = plain(config.method_config(name))
     plain_decoding = {"min_drafted", "draft_temperature"} if node.get("max_drafted") == 0 else set()
-    assert lost(node) <= plain_decoding
-
-
-@pytest.mark.parametrize("group", ["rule", "stopping", "proposer", "beams"])
-def test_every_argument_of_a_part_is_in_its_file(group):
-    for name in choices(group):
-        node = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
-        assert set(keys_of_class(node["_target_"]).keys) - SET_BY_THE_METHOD <= set(node), name
+    assert lost(node) <= plain_decoding and undocumented("", node, Any) == []
 
 
 def test_keys_of_a_method_are_set_from_python_and_in_grids():
     changes = ["draft_temperature=.5", "rule.num_free=15", "rule.alphabet=7", "++min_drafted=2"]
     method = config.method("importance", changes)
     assert (method.draft_temperature, method.rule.num_free, method.rule.alphabet, method.min_drafted) == (0.5, 15, 7, 2)
-    for changes, said in (
-        (["+max_drafted=3"], "max_drafted is in the config already: expected max_drafted=VALUE, without the +"),
-        (["rule.num_fre=3"], "unknown key 'rule.num_fre': did you mean rule.num_free"),
-        (["rule.num_free=16"], "rule.num_free: expected a number in [1, 15], got 16"),
+    for change, words in (
+        ("+max_drafted=3", "max_drafted is in the config already: expected max_drafted=VALUE"),
+        ("rule.num_fre=3", "unknown key 'rule.num_fre': did you mean rule.num_free"),
+        ("rule.num_free=16", "rule.num_free: expected a number in .1, 15., got 16"),
     ):
-        with pytest.raises(InputError) as error:
-            config.method("importance", changes)
-        assert str(error.value).startswith(said)
+        with pytest.raises(InputError, match="^" + words):
+            config.method("importance", [change])
     grid = ["grid.importance.rule.num_free=[5,12]", "grid.importance.draft_temperature=[null,.5]", "+grid.tail={}"]
     composed = plain(compose("sweep", grid).grid)
     assert composed["importance"] == {"rule": {"num_free": [5, 12]}, "draft_temperature": [None, 0.5]}
@@ -192,62 +183,68 @@ def out_of_range(root: str) -> str:
     return "sampling.temperature=-1"
 
 
-@pytest.mark.parametrize("root", NAMES)
-def test_every_command_refuses_in_one_line(root):
-    name = next(name for name, key in keys_of(COMMANDS[root]).keys.items() if not group_of(key.annotation))
-    assert refusal(root, f"overwrit={name}").startswith("unknown key 'overwrit': did you mean overwrite")
-    assert refusal(root, "+overwrit=true").startswith("unknown key 'overwrit': did you mean overwrite")
-    assert refusal(root, "+paths.outpt_dir=x").startswith(
-        "unknown key 'paths.outpt_dir': did you mean paths.output_dir"
-    )
-    assert refusal(root, "overwrite=maybe") == "overwrite: expected true or false, got 'maybe'"
-    assert refusal(root, "~overwrite").startswith(
-        "missing key overwrite: expected overwrite=VALUE, true/false (start afresh"
-    )
-    if root not in ("paper", "sync"):  # which have no numbers
-        assert refusal(root, out_of_range(root)).startswith(f"{out_of_range(root).partition('=')[0]}: expected ")
-
-
-@pytest.mark.parametrize("root", [root for root in NAMES if missing(root)])
-def test_every_command_names_the_keys_it_misses(root):
-    with pytest.raises(InputError, match=r"^missing key [\w.]+: expected [\w.]+=VALUE, [^\n]*$"):
-        prepare(root, [])
+@pytest.mark.parametrize("root", ROOTS)
+def test_every_key_of_a_command_has_a_type_and_a_meaning_and_faults_are_one_line(root):
+    assert root in COMMANDS
+    assert undocumented_of(root, []) == []
+    if root not in NAMES:
+        return
+    if missing(root):
+        with pytest.raises(InputError, match=r"^missing key [\w.]+: expected [\w.]+=VALUE, [^\n]*$"):
+            check(compose(root), root)
+    good = plain(compose(root, given(root)))
+    cases = [
+        ({"overwrit": True}, "unknown key 'overwrit': did you mean overwrite"),
+        (
+            {"paths": {**good["paths"], "outpt_dir": "x"}},
+            "unknown key 'paths.outpt_dir': did you mean paths.output_dir",
+        ),
+        ({"overwrite": "maybe"}, "overwrite: expected true or false, got 'maybe'"),
+        ({"overwrite": None}, "overwrite: expected true or false"),
+    ]
+    key, _, number = out_of_range(root).partition("=")
+    if key in good:
+        cases.append(({key: float(number)}, f"{key}: expected "))
+    for change, words in cases:
+        with pytest.raises(InputError) as caught:
+            check(OmegaConf.create({**good, **change}), root)
+        assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
+    del good["overwrite"]
+    with pytest.raises(InputError, match="^missing key overwrite: expected overwrite=VALUE, true/false .start afresh"):
+        check(OmegaConf.create(good), root)
 
 
 @pytest.mark.parametrize(
     ("root", "words", "message"),
     [
         ("train", ["experimnt=toy_head"], "unknown key 'experimnt': did you mean experiment"),
-        ("train", ["+experimnt=toy_head"], "unknown key 'experimnt': did you mean experiment"),
-        ("train", ["trainer.max_epoch=3"], "unknown key 'trainer.max_epoch': did you mean trainer.max_epochs"),
         ("train", ["+trainer.max_step=3"], "unknown key 'trainer.max_step': did you mean trainer.max_steps"),
-        ("train", ["head.depth=-1"], "head.depth: expected at least 0, got -1"),
-        ("decode", ["sampling.top_p=2"], "sampling.top_p: expected a number in (0, 1], got 2"),
+        ("train", ["+experiment=quickstrat"], "unknown experiment 'quickstrat': did you mean quickstart"),
+        ("decode", ["~overwrite"], "missing key overwrite"),
         ("decode", ["sampling.temperature=hot"], "sampling.temperature: expected a number of at least 0, got 'hot'"),
         ("decode", ["pair.revision=x"], "pair.revision is not in the config yet: expected +pair.revision=VALUE"),
         ("sweep", ["grid={tail: {}}"], "grid is chosen by name: for a mapping of your own expected ~grid"),
         ("decode", ["+batch_size=3"], "batch_size is in the config already: expected batch_size=VALUE"),
         ("decode", ["batch_size=1,2"], "batch_size=1,2: expected one value"),
-        ("decode", ["batch_size=true"], "batch_size: expected an integer of at least 1, got true"),
         ("decode", ["+pair.name=7"], "pair.name: expected text, got 7 (a text of digits is written"),
+        ("decode", ["pair.device=gpu"], "pair.device: expected a device like cpu"),
+        ("decode", ["head=''"], "head: expected text or null, not empty"),
         ("decode", ["foo"], "expected KEY=VALUE, got 'foo'"),
+        ("decode", ["-prompts.limit=2"], "expected KEY=VALUE, got '-prompts.limit=2': an override takes no -"),
+        ("decode", ["prompts.limit={_target_:os.getcwd}"], "prompts.limit: expected an integer"),
         ("decode", ["batch_size=[1"], "expected KEY=VALUE, got "),
         ("decode", ["method=null"], "expected a choice of a config group, got method=null"),
         ("decode", ["prompts.split=tset"], "prompts.split: expected one of train, dev, test, got 'tset'"),
         ("decode", ["--config-dr", "x"], "unrecognized arguments: --config-dr"),
         ("decode", ["--config-name="], "--config-name: expected a name, got an empty one"),
-        ("decode", ["--config-dir", ""], "--config-dir: expected a name, got an empty one"),
         ("decode", ["--config-dir", "nowhere"], "--config-dir: expected a folder laid out like conf/, got nowhere"),
         ("decode", ["stopping@method.policy=svp"], "unknown stopping 'svp': did you mean svip"),
         ("decode", ["method.policy._target_=toolkit.stopping.Fixd"], "in toolkit.stopping: did you mean Fixed"),
         ("decode", ["method.policy._target_=toolkit.stoping.Fixed"], "no module toolkit.stoping"),
         ("decode", ["method=specdec_pp", "pair.target=x"], "method specdec_pp needs an acceptance head, and this pair"),
-        ("decode", ["-m", "batch_size=1,2", "+foo=1"], "unknown key 'foo'"),
         ("decode", ["-m", "method=svip,blok"], "unknown method 'blok': did you mean block"),
-        ("sweep", ["source=life"], "source: expected one of traces, live, got 'life'"),
         ("sweep", ["+grid.tial={}"], "unknown method 'tial': did you mean tail"),
         ("sweep", ["+grid.tail.policy.treshold=[.1]"], "unknown parameter of tail 'policy.treshold': did you mean"),
-        ("sweep", ["+grid.tail.policy.threshold=[.1,2]"], "grid.tail.policy.threshold: expected a probability"),
         ("compare", ["metrics=[exact_mach]"], "unknown quality metric 'exact_mach': did you mean exact_match"),
         ("toy", ["shares=3"], "shares: expected keys with values, got 3"),
     ],
@@ -268,16 +265,15 @@ def test_a_method_is_judged_before_it_is_built():
     assert "need each other" in refusal("decode", "method=speculative_beam", "method.beams=null")
 
 
-def test_jobs_of_a_sweep_are_judged_one_by_one():
+def test_jobs_of_a_sweep_are_judged_one_by_one_and_globs_are_left_to_hydra():
     assert prepare("decode", ["-m", "batch_size=0,1"]) == ["-m", "batch_size=0,1"]
+    check_choices(["experiment=glob(*)", "pair.target=x", "method=null"])
 
 
 def test_the_library_checks_what_it_composes_but_waits_for_missing_values():
     assert compose("mix").mixing_ratio == 0.15
     with pytest.raises(InputError, match=r"^mixing_ratio: expected a number in \(0, 1\), got 2$"):
         compose("mix", ["mixing_ratio=2"])
-    with pytest.raises(InputError, match=r"unknown key 'policy.treshold': did you mean policy.threshold"):
-        config.method("tail", ["policy.treshold=.1"])
 
 
 # -- types, ranges, sources -------------------------------------------------------------------------------------------
@@ -286,8 +282,8 @@ def test_the_library_checks_what_it_composes_but_waits_for_missing_values():
 @pytest.mark.parametrize(
     ("annotation", "good", "bad"),
     [
-        (int, [0, -3], [1.0, True, "1", None]),
-        (float, [0, 1.5], [True, "1", None]),
+        (int, [0, -3, np.int64(3)], [1.0, True, "1", None, np.bool_(True)]),
+        (float, [0, 1.5, np.int64(3), np.float32(0.5)], [True, "1", None, np.bool_(True), torch.tensor(3)]),
         (str, ["a", ""], [1, None, ["a"]]),
         (bool, [True], [1, 0, "true"]),
         (int | None, [None, 1], ["", 0.5]),
@@ -303,18 +299,15 @@ def test_values_fit_types_and_ranges(annotation, good, bad):
     assert not any(fits(value, annotation) for value in bad)
 
 
-def test_types_are_said_as_people_read_them():
+def test_types_are_said_as_people_read_them_and_ranges_hold_in_python_too():
     assert say(Annotated[float, Probability] | None) == "number in [0, 1] or null"
     assert say(list[Annotated[float, Above(0)]]) == "a list of numbers above 0"
-
-
-def test_ranges_hold_in_python_too():
-    check_ranges(AdaEdl())
     with pytest.raises(InputError, match=r"^policy.rate_decay: expected a number in \[0, 1\], got 1.5$"):
         AdaEdl(rate_decay=1.5)
 
 
 def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatch):
+    """The nearest constructor names their keys."""
     (tmp_path / "base_of_mine.py").write_text(
         "from dataclasses import dataclass\n\n@dataclass\nclass Base:\n    level: int = 1\n"
     )
@@ -322,33 +315,25 @@ def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatc
         "from dataclasses import dataclass\nfrom typing import Annotated\nimport not_installed\n"
         "from base_of_mine import Base as Common\nfrom toolkit.config.notes import Above\n\n@dataclass\n"
         'class Mine(Common):\n    """Stops.\n\n    patience  rounds without\n              luck\n    """\n\n'
-        "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n"
+        "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n\n"
+        "class Constructed(Common):\n    def __init__(self, notes: int = 3):\n        pass\n\n"
+        "class Like(Constructed):\n    pass\n"
     )
+    (tmp_path / "broken.py").write_text("class Mine(:\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     sources.clear()
-    keys = keys_of_class("policies_of_mine.Mine")
-    assert keys is not None
-    assert list(keys.keys) == ["level", "patience", "other"]
-    assert keys.keys["patience"].meaning == "rounds without luck" and keys.keys["patience"].default == 2.0
-    assert say(keys.keys["patience"].annotation) == "number > 0" and not is_known(keys.keys["other"].annotation)
+    keys = keys_of_class("policies_of_mine.Mine").keys
+    assert list(keys) == ["level", "patience", "other"]
+    assert keys["patience"].meaning == "rounds without luck" and keys["patience"].default == 2.0
+    assert say(keys["patience"].annotation) == "number > 0" and not is_known(keys["other"].annotation)
+    for name in ("Constructed", "Like"):
+        assert list(keys_of_class(f"policies_of_mine.{name}").keys) == ["notes"]
     words = ["method.policy._target_=policies_of_mine.Mine", "~method.policy.num_drafted", "method.max_drafted=3"]
     assert prepare("decode", [*words, "+method.policy.patience=1"])
     assert (
         refusal("decode", *words, "+method.policy.patience=0")
         == "method.policy.patience: expected a number above 0, got 0"
     )
-
-
-def test_the_nearest_constructor_of_a_users_class_names_its_keys(tmp_path, monkeypatch):
-    (tmp_path / "constructed.py").write_text(
-        "from toolkit.stopping import Fixed\n\nclass Mine(Fixed):\n    def __init__(self, notes: int = 3):\n"
-        "        super().__init__(notes)\n\nclass Like(Mine):\n    pass\n"
-    )
-    (tmp_path / "broken.py").write_text("class Mine(:\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    sources.clear()
-    for name in ("Mine", "Like"):
-        assert list(keys_of_class(f"constructed.{name}").keys) == ["notes"]
     assert "broken.py, line 1: expected Python, got" in refusal("decode", "method.policy._target_=broken.Mine")
 
 
@@ -365,7 +350,7 @@ def test_docstrings_say_what_keys_mean():
 @pytest.mark.parametrize("root", NAMES)
 def test_help_shows_every_key_within_120_columns(root):
     text = help_text(root)
-    lines = text.splitlines()
+    lines = text.split("\n")
     assert all(len(line) <= WIDTH and line == line.rstrip() for line in lines)
     assert lines[0].startswith(f"{COMMANDS[root].module}: ")
     assert f"  python -m {COMMANDS[root].module} " in text
@@ -382,13 +367,12 @@ def test_help_follows_the_choices():
         help_text("decode", ["method=mtat"])
 
 
-@pytest.mark.parametrize("root", [root for root in NAMES if root in COMMANDS and root != "quickstart_sweep"])
-def test_every_command_answers_before_it_imports_what_its_work_needs(root):
-    source = sources.module_file(COMMANDS[root].module).read_text()
-    first = next(
-        line for line in source.split("\n") if line.startswith(("import ", "from ", "if ")) and "__future__" not in line
-    )
-    assert first.startswith('if __name__ == "__main__"') and f'check_command_line("{root}")' in source
+def test_every_command_answers_before_it_imports_what_its_work_needs():
+    imports = ("import ", "from ", "if ")
+    for root in set(NAMES) - {"quickstart_sweep"}:
+        source = sources.module_file(COMMANDS[root].module).read_text()
+        first = next(line for line in source.split("\n") if line.startswith(imports) and "__future__" not in line)
+        assert first.startswith('if __name__ == "__main__"') and f'check_command_line("{root}")' in source
 
 
 def test_importing_the_toolkit_does_no_work_and_never_ends_the_process():
@@ -410,19 +394,9 @@ def test_importing_the_toolkit_does_no_work_and_never_ends_the_process():
 )
 def test_nothing_heavy_is_imported_for_help_or_a_fault(words, status, message, tmp_path):
     command = [sys.executable, "-X", "importtime", "-m", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(CONF).parent, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CONF.parent, timeout=120)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")] + done.stdout.splitlines()
     assert done.returncode == status
     assert said[0] == message and (status == 0 or len(said) == 1)
     assert not imported & {"torch", "transformers", "pytorch_lightning", "pandas", "numpy", "scipy"}
-
-
-def test_a_changed_file_deep_in_a_group_is_composed_again(tmp_path):
-    base = tmp_path / "sampling" / "base"
-    base.mkdir(parents=True)
-    (tmp_path / "sampling" / "mine.yaml").write_text("defaults: [default, base/own]\n")
-    with searching(tmp_path):
-        for number in (3, 4):
-            (base / "own.yaml").write_text(f"# @package sampling\nmax_new_tokens: {number}\n")
-            assert compose("decode", ["sampling=mine"]).sampling.max_new_tokens == number

@@ -1,11 +1,14 @@
-"""The main function of a stage: what it prints, how it ends on errors, and what a sweep's jobs leave behind."""
+"""The main function of a stage: what it prints, how it ends on errors and interrupts, and what a sweep's jobs leave behind."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,6 @@ from toolkit.config import CONF
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.runs import stage
-
-ROOT = CONF.parent
 
 
 @pytest.fixture
@@ -42,33 +43,23 @@ def fails(error):
     return run
 
 
-def test_a_command_runs_on_its_config_and_says_where_the_output_is(call, capsys, tmp_path):
+def test_a_command_runs_on_its_config_says_where_the_output_is_and_is_scored(call, capsys, tmp_path):
     seen = []
 
     def work(cfg):
         seen.append((cfg.mixing_ratio, cfg.responses, stage.sweep_name(), stage.job_dir().resolve()))
         return Path("some") / "folder"
 
-    call(["mixing_ratio=0.5"], work)
-    assert seen == [(0.5, "here", None, tmp_path.resolve())]
-    assert capsys.readouterr().out == "output: some/folder\n"
-    assert not list(tmp_path.iterdir())  # only the jobs of a sweep leave a note
-
-
-def test_a_result_that_is_no_folder_is_not_announced(call, capsys):
-    call([], lambda cfg: 3)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_score_is_asked_of_the_config_and_the_folder(call):
-    seen = []
-
     def score(cfg, folder):
         seen.append((cfg.mixing_ratio, folder))
         return 1.0
 
-    call(["mixing_ratio=0.5"], lambda cfg: Path("out"), score)
-    assert seen == [(0.5, Path("out"))]
+    call(["mixing_ratio=0.5"], work, score)
+    assert seen == [(0.5, "here", None, tmp_path.resolve()), (0.5, Path("some/folder"))]
+    assert capsys.readouterr().out == "output: some/folder\n"
+    assert not list(tmp_path.iterdir())  # only the jobs of a sweep leave a note
+    call([], lambda cfg: 3)
+    assert capsys.readouterr().out == "", "no folder"
 
 
 @pytest.mark.parametrize(
@@ -92,10 +83,13 @@ def test_other_errors_are_shown_whole(call, error):
 
 
 def test_the_config_is_checked_before_the_work(call):
-    with pytest.raises(SystemExit, match="^error: mixing_ratio: expected .*, got 2"):
-        call(["mixing_ratio=2"], lambda cfg: pytest.fail("the work has begun"))
-    with pytest.raises(SystemExit, match="^error: .*seeed"):
-        call(["seeed=2"], lambda cfg: pytest.fail("the work has begun"))
+    for words, reason in (
+        (["mixing_ratio=2"], "mixing_ratio: expected .*, got 2"),
+        (["seeed=2"], ".*seeed"),
+        (["--config-name", "decode"], ".*responses"),  # the config of the user's choice: it has no such key
+    ):
+        with pytest.raises(SystemExit, match=f"^error: {reason}"):
+            call(words, lambda cfg: pytest.fail("the work has begun"))
 
 
 def test_each_job_of_a_sweep_notes_its_output_and_knows_the_sweeps_name(call, tmp_path, capsys):
@@ -112,46 +106,87 @@ def test_each_job_of_a_sweep_notes_its_output_and_knows_the_sweeps_name(call, tm
     assert "output: out/hash3\n" in capsys.readouterr().out
 
 
-def test_a_bad_job_of_a_sweep_is_named_by_hydra(call):
+def test_a_bad_job_of_a_sweep_is_one_line_and_the_others_run(call):
+    """Hydra names it: by the words that it got."""
+    seen = []
     with pytest.raises(CompactHydraException, match="^error: seed: too large$"):
         call(["-m", "seed=3,4", "hydra.sweep.dir=sweep"], fails(InputError("seed: too large")))
     with pytest.raises(CompactHydraException, match="^error: mixing_ratio: expected"):
-        call(["-m", "mixing_ratio=2,3", "hydra.sweep.dir=sweep"], lambda cfg: None)
+        call(["-m", "mixing_ratio=2,0.5", "hydra.sweep.dir=sweep"], lambda cfg: seen.append(cfg.mixing_ratio))
+    assert seen == [0.5]
 
 
-def test_the_root_config_of_the_users_choice_is_checked_as_such(call):
-    with pytest.raises(SystemExit, match="^error: .*responses"):  # conf/decode.yaml has no such key
-        call(["--config-name", "decode"], lambda cfg: None)
-
-
-# -- in processes of their own ------------------------------------------------------------------------------------------
-
-
-def test_errors_on_the_command_line_are_one_line_each(tmp_path):
-    for words, expected in (
-        (["toolkit.decode", "method=specd"], "error: unknown method 'specd'"),
-        (["toolkit.decode", "sampling.temperature=-1"], "error: sampling.temperature: expected at least 0, got -1"),
-        (
-            ["toolkit.decode", "prompts=jsonl", "prompts.path=none.jsonl"],
-            "error: expected a prompts file at none.jsonl",
-        ),
-    ):
-        command = [sys.executable, "-m", *words, f"paths.root_dir={tmp_path}"]
-        result = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
-        )
-        assert result.returncode == 1
-        assert result.stderr.strip().splitlines()[-1].startswith(expected)
-        assert "Traceback" not in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bad_job_of_a_sweep_is_one_line_and_the_others_run(tmp_path):
-    words = ["toolkit.decode", "-m", "prompts=toy_math", "prompts.limit=1", "sampling.max_new_tokens=2",
-             "sampling.temperature=-1,1", f"paths.root_dir={tmp_path}", f"hydra.sweep.dir={tmp_path}/sweep"]  # fmt: skip
-    result = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT)
+def test_an_error_of_a_command_in_its_own_process_is_one_line(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "toolkit.sync", "folder=none"], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CONF.parent)},
+    )  # fmt: skip
     assert result.returncode == 1
-    assert "sampling.temperature=-1" in result.stderr
-    assert "error: sampling.temperature: expected at least 0, got -1" in result.stderr.splitlines()
-    assert "Traceback" not in result.stderr
-    assert len(list(tmp_path.glob("decode-*"))) == 1
+    assert result.stderr.strip().split("\n")[-1].startswith("error: folder: expected offline runs")
+    assert "Traceback" not in result.stderr and list(tmp_path.iterdir()) == []
+
+
+# -- Ctrl-C: one line that says how to go on, exit code 130, at any moment ---------------------------------------------------
+
+LINE = "interrupted: what is finished is kept; run the same line again to go on"
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    """A Python process that hears interrupts, also where this one was started without them (nohup, a job in the background)."""
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear
+    )
+
+
+def assert_one_line(process: subprocess.Popen[str]) -> str:
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert errors.rstrip("\n").split("\n")[-1] == LINE
+    assert "Traceback" not in errors
+    return errors
+
+
+CHECKED = "from toolkit.config.command_line import check_command_line; check_command_line('decode')"
+
+
+def test_while_modules_are_imported_and_where_python_loses_it():
+    """In a finalizer, the exception does not get out; the command ends all the same."""
+    lost = "class Lost:\n def __del__(self): raise KeyboardInterrupt\n"
+    waits = "import time; Lost(); time.sleep(1)"
+    processes = [
+        started("-c", f"{CHECKED}; raise KeyboardInterrupt"),
+        started("-c", f"{lost}{CHECKED}\ntry:\n {waits}\nexcept KeyboardInterrupt: raise"),
+    ]
+    for process in processes:
+        assert_one_line(process)
+
+
+def test_where_a_library_ends_the_process_itself():
+    """As Lightning's trainer does: it catches the interrupt and exits with 1."""
+    stops = "def run(cfg):\n try: raise KeyboardInterrupt\n except KeyboardInterrupt: raise SystemExit(1)\n"
+    assert_one_line(started("-c", f"{stops}from toolkit.runs.stage import command; command('decode', run)"))
+
+
+def test_while_work_is_done(tmp_path):
+    words = ["prompts=toy_math", "prompts.split=train", "shard_size=1", f"paths.output_dir={tmp_path / 'out'}"]
+    process = started("-m", "data_gen.responses", *words)
+    while not list(tmp_path.glob("out/shard-*")) and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    steps = ["importing torch and transformers", "reading the prompts", "1,000 prompts; loading the pair"]
+    assert assert_one_line(process).startswith(
+        "".join(f"responses: {step}\n" for step in steps)
+    )  # never silent for long
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["cpu", "ddp_sim"])
+def test_while_heads_are_trained(trainer, tiny_overrides, tiny_mix, tmp_path):
+    words = ["head.depth=1", "trainer.max_epochs=5000", "optimizer.lr=1e-3", "logger=csv", f"trainer={trainer}"]
+    words += [*tiny_overrides, f"data.path={tiny_mix}", f"paths.output_dir={tmp_path / 'run'}"]
+    process = started("-m", "toolkit.train", *words)
+    while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert_one_line(process)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from toolkit import testing, verification
 from toolkit.decoding import Method
@@ -48,9 +49,7 @@ def test_wrong_rules_and_policies_are_found():
     testing.check_policy(Fixed(3))
     with pytest.raises(AssertionError, match="decides otherwise"):
         testing.check_policy(FollowsTheFirstRow())
-    with pytest.raises(
-        AssertionError, match=r"reads step\.probs, which recordings do not hold; they hold depth, tokens"
-    ):
+    with pytest.raises(AssertionError, match=r"reads step\.probs, which recordings do not hold"):
         testing.check_policy(ReadsTheVocabulary())
 
 
@@ -61,12 +60,7 @@ def test_whole_outputs_of_a_lossless_method():
     assert testing.output_pvalue(testing.table_pair(), method, 2000) > 1e-4
 
 
-def test_what_cannot_be_has_no_probability():
+def test_chi_square_agrees_with_scipy_and_what_cannot_be_has_no_probability():
     assert testing.chi_square(torch.tensor([9.0, 1.0]), torch.tensor([10.0, 0.0])) == 0.0
-
-
-def test_chi_square_agrees_with_scipy():
-    from scipy.stats import chisquare
-
     counts, expected = torch.tensor([18.0, 29, 53]).double(), torch.tensor([25.0, 25, 50]).double()
     assert testing.chi_square(counts, expected) == pytest.approx(chisquare(counts, expected).pvalue, rel=1e-9)

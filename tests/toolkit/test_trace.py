@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.runs import stage
-from toolkit.trace import Trace, join, recorded_name
-from toolkit.trace import trace as trace_module
+from toolkit.trace import Trace, join
 from toolkit.trace.folders import file_name, read_file, read_traces
 from toolkit.trace.step import RecordedStep
 from toolkit.trace.trace import Rows
@@ -94,22 +93,23 @@ def test_joined_traces_hold_each_texts_positions_and_roll_outs(three, mapped):
         end = begin + trace.num_positions
         columns = [(getattr(whole, name), getattr(trace, name)) for name in (*PER_STEP, "hidden")]
         columns += [(whole.estimates[name], trace.estimates[name]) for name in trace.estimates]
-        for found, known in columns:
-            everything = found.whole() if isinstance(found, Rows) else found
-            assert torch.equal(everything[begin:end], known[: trace.num_positions])
+        for joined, column in columns:
+            everything = joined.whole() if isinstance(joined, Rows) else joined
+            assert torch.equal(everything[begin:end], column[: trace.num_positions])
             for position in range(trace.num_positions):
-                assert torch.equal(roll_of(whole, begin + position, everything), roll_of(trace, position, known))
+                assert torch.equal(roll_of(whole, begin + position, everything), roll_of(trace, position, column))
         assert torch.equal(whole.roll_first[begin:end] == 0, trace.roll_length == 0)
         begin = end
 
 
 def test_states_that_stay_where_they_are_are_not_read(three, monkeypatch):
-    read, joined = [], trace_module._joined
-    monkeypatch.setattr(trace_module, "_joined", lambda name, *rest: read.append(name) or joined(name, *rest))
+    """States alone are in half precision."""
+    dtypes, cat = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda tensors, *rest: dtypes.append(tensors[0].dtype) or cat(tensors, *rest))
     join(three, mapped=True)
-    assert "hidden" not in read and "tokens" in read
+    assert torch.half not in dtypes and torch.int32 in dtypes
     join(three)
-    assert "hidden" in read
+    assert torch.half in dtypes
 
 
 def test_traces_that_do_not_go_together_are_not_joined(three):
@@ -119,11 +119,9 @@ def test_traces_that_do_not_go_together_are_not_joined(three):
         replace(other, max_drafted=5),
         replace(other, estimates={"mine": other.estimates["mine"]}),
     ):
-        with pytest.raises(
-            InputError, match="^traces to be joined must hold the same estimates, states, tokens, runs and max_drafted"
-        ):
+        with pytest.raises(InputError, match="^traces to be joined must hold the same"):
             join([one, one, changed])
-    with pytest.raises(InputError, match="^expected at least one trace, got none$"):
+    with pytest.raises(InputError, match="^expected at least one trace"):
         join([])
     assert join([one]) is one
     assert join([replace(one, target_prob=None), other]).target_prob is None  # files that an older version began
@@ -137,13 +135,11 @@ def test_a_trace_is_read_as_it_was_written(three, tmp_path, mapped):
     path = whole.save(tmp_path / "one.safetensors")
     assert path == tmp_path / "one.safetensors"
     same(Trace.load(path), whole)
-    bare = replace(whole, hidden=None, estimates={})
-    same(Trace.load(str(bare.save(tmp_path / "bare"))), bare)
-
-
-def test_names_of_estimates_may_hold_slashes(three, tmp_path):
-    named = replace(three[0], estimates={"a/b": three[0].estimates["mine"]})
-    same(Trace.load(named.save(tmp_path / "one")), named)
+    for changed in (
+        replace(whole, hidden=None, estimates={}),
+        replace(whole, estimates={"a/b": whole.estimates["mine"]}),  # names may hold slashes
+    ):
+        same(Trace.load(str(changed.save(tmp_path / "other"))), changed)
 
 
 def test_the_size_is_that_of_all_tensors(three):
@@ -180,21 +176,14 @@ def test_a_file_that_is_no_trace_is_named(three, tmp_path):
         "no number": (tensors, {"max_drafted": "x", "about": "{}"}),
     }.items():
         save_tensors(tmp_path / name, changed, words)
-        with pytest.raises(
-            InputError, match=f"{name} is not a whole trace: .+; delete it and record it again$"
-        ) as caught:
-            Trace.load(tmp_path / name)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="expected a trace at .*missing.*"):
-        Trace.load(tmp_path / "missing")
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match="one is not a whole trace.*; delete it and record it again"):
-        Trace.load(path)
-
-
-def test_kinds_of_heads_are_recorded_under_names_of_their_own():
-    assert recorded_name("mine", "survival") == "mine"
-    assert recorded_name("mine", "preread") == "mine.preread"
+    for name in ("without", "with more", "no about", "no json", "no number", "one"):
+        with pytest.raises(
+            InputError, match=f"^[^\n]*{name} is not a whole trace[^\n]*; delete it and record it again"
+        ):
+            Trace.load(tmp_path / name)
+    with pytest.raises(InputError, match="expected a trace at .*missing"):
+        Trace.load(tmp_path / "missing")
 
 
 def test_a_step_says_what_was_recorded(three):
@@ -217,11 +206,8 @@ def test_what_a_step_lacks_is_said(three):
     step = RecordedStep(replace(three[0], hidden=None), 1, torch.tensor([0]))
     with pytest.raises(InputError, match="^this trace holds no hidden states: record it with hidden=true"):
         step.hidden  # noqa: B018
-    words = r"no estimates of yours \(held: mine, mine.preread\); record it with heads={yours: FOLDER}$"
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match="no estimates of yours .held: mine, mine.preread.; record it"):
         step.estimate("yours")
-    with pytest.raises(InputError, match=r"\(held: none\)"):
-        replace(step, trace=replace(step.trace, estimates={})).estimate("mine")
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -249,27 +235,21 @@ def test_a_folder_is_read_by_replicates(three, tmp_path):
     assert isinstance(read_traces(folder).hidden, Rows)
 
 
-def test_folders_that_are_not_whole_are_named(three, tmp_path):
-    with pytest.raises(InputError, match="expected a folder of data_gen.traces at .*none, found none"):
-        read_traces(tmp_path / "none")
+def test_folders_and_files_that_are_not_whole_or_of_other_work_are_named(three, tmp_path):
     other = folder_of(tmp_path / "other", three, name="responses")
-    with pytest.raises(InputError, match="expected a folder of data_gen.traces at .*other, found none"):
-        read_traces(other)
     begun = folder_of(tmp_path / "begun", three, finish=False)
-    with pytest.raises(InputError, match="the traces in .*begun are not finished: run data_gen.traces again first"):
-        read_traces(begun)
     missing = folder_of(tmp_path / "missing", three)
-    with pytest.raises(InputError, match="traces-00001-r1.safetensors"):
-        read_traces(missing, 1)
-
-
-def test_a_file_of_another_job_is_refused(three, tmp_path):
+    for folder, words in (
+        (tmp_path / "none", "expected a folder of data_gen.traces at .*none"),
+        (other, "expected a folder of data_gen.traces at .*other"),
+        (begun, "are not finished: run data_gen.traces again first"),
+        (missing, "traces-00001-r1.safetensors"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read_traces(folder, 1)
     path = three[0].save(tmp_path / "one")
     same(read_file(path, "j"), three[0])
-    with pytest.raises(
-        InputError, match=r"one belongs to another job \(other config, models or responses\); delete it"
-    ):
-        read_file(path, "k")
     without = replace(three[0], about={}).save(tmp_path / "two")
-    with pytest.raises(InputError, match="two belongs to another job"):
-        read_file(without, "j")
+    for file, job in ((path, "k"), (without, "j")):
+        with pytest.raises(InputError, match=f"{file.name} belongs to another job .*; delete it"):
+            read_file(file, job)

@@ -32,68 +32,22 @@ def environment(monkeypatch, tmp_path):
     return monkeypatch
 
 
-def test_offline_without_a_key(environment):
+def test_runs_are_online_with_a_key_of_the_server_unless_the_environment_says_otherwise(environment, tmp_path):
     assert tracking.wandb_mode() == "offline"
-
-
-def test_online_with_a_key(environment, tmp_path):
     environment.setenv("WANDB_API_KEY", "x" * 40)
     assert tracking.wandb_mode() == "online"
     environment.delenv("WANDB_API_KEY")
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password " + "x" * 40)
     assert tracking.wandb_mode() == "online"
-    environment.setenv("WANDB_BASE_URL", "https://wandb.example")
-    assert tracking.wandb_mode() == "offline", "the key is another server's"
-
-
-@pytest.mark.parametrize(
-    ("asked", "mode"), [("offline", "offline"), ("DISABLED", "disabled"), ("online", "online"), ("dryrun", "offline")]
-)
-def test_the_environment_wins(environment, asked, mode):
-    environment.setenv("WANDB_API_KEY", "x" * 40)
-    environment.setenv("WANDB_MODE", asked)
-    assert tracking.wandb_mode() == mode
-
-
-def test_an_unknown_mode_is_refused(environment):
+    for word, mode in {"offline": "offline", "DISABLED": "disabled", "online": "online", "dryrun": "offline"}.items():
+        environment.setenv("WANDB_MODE", word)
+        assert tracking.wandb_mode() == mode
     environment.setenv("WANDB_MODE", "of")
     with pytest.raises(InputError, match="WANDB_MODE: expected online, offline or disabled, got 'of'"):
         tracking.wandb_mode()
-
-
-def test_an_offline_run_is_on_disk_with_tables_charts_and_images(environment, tmp_path, capsys):
-    frame = pd.DataFrame(
-        {"method": ["a", "a", "b"], "x": [1.0, 2.0, 3.0], "y": [3.0, 1.0, 2.0], "mixed": [[1], None, float("nan")]}
-    )
-    cells = frame.assign(setting="", verification_rate=frame.x, discard_rate=frame.y, undominated=True)
-    with tracking.wandb_run("sweep", {"a": {"b": 1}}, tmp_path / "stage", tags=["t"]) as run:
-        tracking.log_table(run, "table", frame)
-        tracking.log_scatter(run, "scatter", frame, "x", "y", "title")
-        tracking.log_lines(run, "lines", frame, "x", "y", "method", "title")
-        tracking.log_image(run, "image", pareto(cells, tmp_path / "figure.png", "title"))
-    (folder,) = (tmp_path / "stage" / "wandb").glob("offline-run-*")
-    assert any(folder.glob("run-*.wandb"))
-    media = sorted(path.name.split("_")[0] for path in (folder / "files" / "media").rglob("*.*"))
-    assert media == ["image", "lines", "scatter", "table"]
-    assert "toolkit.sync folder=" in capsys.readouterr().out
-
-
-def test_a_run_ends_as_its_stage_did(environment, tmp_path, monkeypatch):
-    codes = []
-
-    class Run:
-        settings = type("Settings", (), {"_offline": False, "sync_dir": str(tmp_path / "run")})
-
-        def finish(self, exit_code):
-            codes.append(exit_code)
-
-    Run.id, Run.url = "abc", "https://wandb.example/abc"
-    monkeypatch.setattr(tracking, "_start", lambda *args: Run())
-    with tracking.wandb_run("sweep", {}, tmp_path):
-        pass
-    with pytest.raises(KeyError), tracking.wandb_run("sweep", {}, tmp_path):
-        raise KeyError
-    assert codes == [0, 1]
+    environment.delenv("WANDB_MODE")
+    environment.setenv("WANDB_BASE_URL", "https://wandb.example")
+    assert tracking.wandb_mode() == "offline", "the key is another server's"
 
 
 def test_no_run_if_nothing_is_to_be_tracked(environment, tmp_path):
@@ -103,13 +57,19 @@ def test_no_run_if_nothing_is_to_be_tracked(environment, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_offline_run_keeps_everything_until_it_is_synced(environment, tmp_path):
+def test_an_offline_run_keeps_everything_until_it_is_synced(environment, tmp_path, capsys):
     """Name, group, tags, config, links, tables, summary and the exit code, as the file that is synced holds them."""
-    frame = pd.DataFrame({"method": ["a", "b"], "x": [1.0, 2.0], "y": [3.0, 1.0], "text": ["<b>", "fine"]})
+    frame = pd.DataFrame({"method": ["a", "b"], "x": [1.0, 2.0], "y": [3.0, 1.0], "text": ["<b>", [1]]})
     with tracking.wandb_run("sweep", {"depth": 2}, tmp_path / "out" / "one", name="math test", tags=["math"]) as run:
         tracking.log_table(run, "table", frame)
         tracking.log_summary(run, {"throughput": 2.5, "share": None, "gain": float("nan")})
+        tracking.log_lines(run, "lines", frame, "x", "y", "method", "title")
+        cells = frame.assign(setting="", verification_rate=frame.x, discard_rate=frame.y, undominated=True)
+        tracking.log_image(run, "image", pareto(cells, tmp_path / "figure.png", "title"))
         tracking.log_folder(run, "head of one", "head", tmp_path / "out" / "one" / tracking.RUN_FILE)
+    assert "toolkit.sync folder=" in capsys.readouterr().out
+    media = {path.name.split("_")[0] for path in (tmp_path / "out" / "one").rglob("files/media/*/*.*")}
+    assert {"image", "lines", "table"} <= media
     inputs = [tmp_path / "out" / "one", tmp_path / "out" / "nothing"]
     with pytest.raises(KeyError), tracking.wandb_run("frontier", {}, tmp_path / "out" / "two", inputs=inputs):
         raise KeyError("a stage that fails")
@@ -185,28 +145,17 @@ def test_the_chart_is_put_on_the_server_once(environment, monkeypatch, capsys):
     assert "permission denied" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
+def test_runs_are_called_by_what_differs():
+    for words, name in (
         (["+experiment=toy_head", "head.depth=2", "loss.w_rej=6"], "toy_head depth=2 w_rej=6"),
         (["paths.root_dir=/a/b", "batch_size=4", "track=false"], None),
         (["pair=toy_padded", "pair.draft='/a/b c/'", "responses=[/a,/b]"], "pair=toy_padded draft=b c"),
         (["seed=3", "overwrite=true"], "seed=3"),
-    ],
-)
-def test_runs_are_called_by_what_differs(words, name):
-    assert tracking.overrides_name(words) == name
-
-
-def test_a_heads_name_leaves_out_what_all_heads_of_a_table_share():
-    words = [
-        "+experiment=heads",
-        "pair.target=/a/b",
-        "prompts.path=/c/d.jsonl",
-        "sampling.max_new_tokens=8",
-        "head.depth=2",
-    ]
-    assert tracking.overrides_name(words, without=("pair", "prompts", "sampling")) == "heads depth=2"
+    ):
+        assert tracking.overrides_name(words) == name
+    words = ["+experiment=heads", "pair.target=/a/b", "prompts.path=/c/d.jsonl", "sampling.max_new_tokens=8"]
+    without = ("pair", "prompts", "sampling")  # what all heads of a table share
+    assert tracking.overrides_name([*words, "head.depth=2"], without=without) == "heads depth=2"
 
 
 @pytest.fixture
@@ -233,27 +182,23 @@ def test_the_jobs_of_a_multirun_have_names_of_their_own(environment, tmp_path, j
     assert names == [f"toy_math dev traces temperature={temperature}" for temperature in ("0", "1")]
 
 
-def test_runs_of_an_experiments_stages_have_its_group_and_its_tags(environment, tmp_path, job):
+def test_runs_of_an_experiments_stages_have_its_group_and_its_tags(environment, tmp_path, job, monkeypatch):
+    """Training tags the runs of its stages."""
+
+    def stages(*_):
+        with tracking.wandb_run("sweep", {}, tmp_path / "out" / "a", tags=["math"]):
+            return {"x": tmp_path}
+
     job("train", "+experiment=toy_head")
-    with tracking.tagged(["toy", "head"]), tracking.wandb_run("sweep", {}, tmp_path / "out" / "a", tags=["math"]):
-        pass
+    monkeypatch.setattr(train, "run_stages", stages)
+    cfg = config.compose("train", ["+experiment=toy_head"])
+    cfg.model, cfg.after = None, {}
+    train.run(cfg)
     with tracking.wandb_run("sweep", {}, tmp_path / "out" / "b", group="mine"):
         pass
     within, after = (inventory(tmp_path / "out" / name) for name in "ab")
     assert within["group"] == "toy_head" and list(within["tags"]) == ["sweep", "math", "toy", "head"]
     assert after["group"] == "mine" and list(after["tags"]) == ["sweep"]
-
-
-def test_training_tags_the_runs_of_its_stages(environment, tmp_path, monkeypatch):
-    def stages(*_):
-        with tracking.wandb_run("sweep", {}, tmp_path):
-            return {"x": tmp_path}
-
-    monkeypatch.setattr(train, "run_stages", stages)
-    cfg = config.compose("train", ["+experiment=toy_head"])
-    cfg.model, cfg.after = None, {}
-    train.run(cfg)
-    assert {tuple(about.tags) for about in records(tmp_path)["run"]} == {("sweep", "toy", "head")}
 
 
 @pytest.mark.parametrize("silent", [False, True])

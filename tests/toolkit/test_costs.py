@@ -1,0 +1,164 @@
+"""Costs: the formula, cost tables and their files, and energy where a counter can be read."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from toolkit import metrics
+from toolkit.costs.energy import Energy, EnergyMeter, open_monitor
+from toolkit.costs.load import LoadCost, grid_of
+from toolkit.errors import InputError
+from toolkit.types import Counts, Generation, Round
+
+POINTS = {(b, w, x): 1e-3 * (b + 2 * w) + 1e-6 * x for b in (1.0, 4.0) for w in (1.0, 3.0) for x in (0.0, 100.0)}
+
+
+def test_numbers_and_arrays_have_the_same_cost_and_throughput():
+    tokens, draft_calls, target_calls = np.array([[12.0, 0.0, 7.0], [8.0, 0.0, 5.0], [4.0, 0.0, 6.0]])
+    assert metrics.cost(draft_calls, target_calls, 0.2).tolist() == pytest.approx([5.6, 0.0, 7.0])
+    rates = metrics.tokens_per_cost(tokens, draft_calls, target_calls, 0.2)
+    assert rates.tolist() == pytest.approx([12 / 5.6, 0.0, 1.0])
+    assert [metrics.throughput(Counts(num_draft_calls=8, num_target_calls=4, num_generated=12), 0.2)] == rates[:1]
+
+
+def test_shares_of_sources_are_of_all_rounds():
+    rounds = [Round(0, 0, 0, 1, True), Round(3, 0, 1, 2, False), Round(2, 2, 2, 3, True), Round(0, 1, 0, 1, True)]
+    assert [r.source for r in rounds] == ["nothing", "copy", "draft", "draft"]
+    generations = [Generation(0, [1], [], rounds=rounds[:3]), Generation(1, [1], [], rounds=rounds[3:])]
+    assert metrics.source_shares(generations) == {"copy_share": 0.25, "draft_share": 0.5}
+    assert metrics.source_shares([]) == {"copy_share": 0.0, "draft_share": 0.0}
+
+
+# -- cost tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_linear_between_its_points_and_beyond():
+    grid = grid_of(POINTS, "here")
+    for batch, width, context in ((1, 1, 0), (2, 2, 50), (4, 3, 100), (16, 9, 400)):
+        assert grid(batch, width, context) == pytest.approx(1e-3 * (batch + 2 * width) + 1e-6 * context)
+    assert grid(0.5, 1, 0) == grid(1, 1, 0), "below the first point: its value"
+
+
+def test_a_ratio_is_a_table_that_no_batch_changes():
+    costs = LoadCost.ratio(0.2, column=0.1)
+    for batch in (1, 32):
+        assert costs.round(batch, 3) == pytest.approx(3 * 0.2 + 1 + 3 * 0.1)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    costs = LoadCost(grid_of(POINTS, "a"), grid_of(POINTS, "b"), "measured", {"machine": "here"})
+    again = LoadCost.load(costs.save(tmp_path / "costs.json"))
+    assert again.source == "measured" and dict(again.about) == {"machine": "here"}
+    np.testing.assert_array_equal(again.target.seconds, costs.target.seconds)
+    assert again.round(3, 2, 70) == costs.round(3, 2, 70)
+    assert again.middle == 50.0
+
+
+def lines(*rows: str) -> str:
+    return "\n".join(["model,batch,width,context,seconds", *rows]) + "\n"
+
+
+def test_a_csv_of_ones_own(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(lines("draft,1,1,0,0.001", "target,1,1,0,0.01", "target,1,5,0,0.012"))
+    costs = LoadCost.load(path)
+    assert costs.round(1, 4) == pytest.approx(4 * 0.001 + 0.012) and costs.source == str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", lines("draft,1,1,0,0.001", "target,1,1,0,0.01", "target,2,5,0,0.012"), "hole at batch=1 width=5"),
+        ("a.csv", lines("draft,1,1,0,-0.001", "target,1,1,0,0.01"), "expected seconds above 0 at batch=1 width=1"),
+        ("a.csv", lines("draft,1,1,0,nan", "target,1,1,0,0.01"), "expected seconds above 0"),
+        ("a.csv", lines("draft,1,1,0,0.001"), "expected at least one time"),
+        ("a.csv", lines("drat,1,1,0,0.001"), "line 2: expected model draft or target"),
+        ("a.csv", "", "expected a CSV with the columns"),
+        ("a.json", "{}", "not a cost table"),
+        ("none.json", None, "expected a cost table"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path, name, content, words):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=words):
+        LoadCost.load(path)
+
+
+# -- energy -----------------------------------------------------------------------------------------------------------------
+
+
+class Monitor:
+    """A ZeusMonitor whose devices take the next of `readings` in every window: (joules by GPU, joules by processor)."""
+
+    power_monitor = None
+
+    def __init__(self, *readings):
+        self.readings, self.open = list(readings), False
+
+    def begin_window(self, key, sync_execution=True, restart=False):
+        self.open = True
+
+    def end_window(self, key, sync_execution=True):
+        assert self.open
+        self.open = False
+        gpus, cpus = self.readings.pop(0)
+        return SimpleNamespace(gpu_energy=gpus, cpu_energy=cpus)
+
+
+def test_joules_are_summed_over_devices_and_idle_power_stands_beside():
+    meter = EnergyMeter(["cpu"], Monitor(({0: 1.0}, None), ({0: 30.0, 1: 90.0}, {0: 5.0})))
+    watts = meter.measure_idle(0.01)
+    assert 0 < watts <= 100
+    with meter:
+        pass
+    assert meter.energy == Energy(125.0, watts, meter.energy.seconds, "zeus, cpu")
+    assert meter.energy.idle_joules == pytest.approx(watts * meter.energy.seconds)
+
+
+def test_an_error_inside_comes_out_and_the_energy_is_there():
+    meter = EnergyMeter(["cpu"], Monitor(({0: 2.0}, None)))
+    with pytest.raises(KeyError), meter:
+        raise KeyError
+    assert meter.energy.joules == 2.0 and meter.energy.idle_joules is None
+
+
+def test_without_a_counter_there_are_seconds_alone_and_a_reason():
+    meter = EnergyMeter(["cpu", "mps"])
+    assert meter.measure_idle(60) is None  # without waiting
+    with meter:
+        pass
+    assert meter.energy.joules is None and meter.energy.idle_joules is None and meter.energy.seconds > 0
+    assert meter.energy.source.startswith("not available: ") and "\n" not in meter.energy.source
+
+
+def zeus(monkeypatch, make):
+    package = ModuleType("zeus.monitor")
+    package.ZeusMonitor = make
+    monkeypatch.setitem(sys.modules, "zeus", ModuleType("zeus"))
+    monkeypatch.setitem(sys.modules, "zeus.monitor", package)
+
+
+def test_zeus_is_asked_for_each_gpu_once_and_what_it_cannot_read_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zeus", None)
+    with pytest.raises(InputError, match="zeus is not installed"):
+        open_monitor(["cuda:0"])
+    calls = []
+    zeus(monkeypatch, lambda gpus, cpus: (calls.append((gpus, cpus)), Monitor(({}, None)))[1])
+    open_monitor(["cuda:1", "cuda:0", "cuda:1"])
+    assert calls == [([0, 1], [])]
+    with pytest.raises(InputError, match="mps has no energy counter"):
+        open_monitor(["cuda:0", "mps"])
+    zeus(monkeypatch, lambda gpus, cpus: 1 / 0)
+    with pytest.raises(InputError, match="division by zero"):
+        open_monitor(["cuda:0"])
+    old = Monitor(({}, None))
+    old.power_monitor = "integrates samples"
+    zeus(monkeypatch, lambda gpus, cpus: old)
+    with pytest.raises(InputError, match="counts no energy"):
+        open_monitor(["cuda:0"])
