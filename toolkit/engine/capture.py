@@ -134,9 +134,9 @@ class Captures:
     def run(self, key: tuple[int, ...], forward: Forward, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The forward's result: replayed if this shape has been captured, which happens once it recurs."""
         captured = self.known.get(key)
-        self.uses[key] = self.uses.get(key, 0) + 1
-        if len(self.uses) > SHAPES:
+        if key not in self.uses and len(self.uses) >= SHAPES:
             self._forget()
+        self.uses[key] = self.uses.get(key, 0) + 1
         if captured is not None:
             return self._proven(key, captured, forward, inputs) if self.unproven[key] else captured(inputs)
         if self.uses[key] >= self.kind.after and not self.refused and self._has_room(key):
