@@ -1,5 +1,7 @@
 """Acceptance along target text: means that agree with enumeration, tables that add up, parts that are kept."""
 
+from itertools import chain, combinations
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,7 +26,7 @@ from toolkit.sampling import Sampling
 from toolkit.testing import dirichlet_pairs
 from toolkit.verification import get
 from toolkit.verification.enumeration import emission
-from toolkit.verification.optimal import independent_bounds
+from toolkit.verification.optimal import independent_bounds, optimal_acceptances
 from toolkit.verification.schemes import likeliest
 
 METHODS = ["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"]
@@ -55,13 +57,15 @@ def folder(tmp_path_factory):
 # -- means ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("num_drafts", [1, 2, 3])
-def test_means_agree_with_enumeration(name, num_drafts):
+@pytest.mark.parametrize(
+    ("name", "scheme"), [*((name, "") for name in METHODS), ("specinfer", "independent"), ("mcsd_naive", "independent")]
+)
+def test_means_agree_with_enumeration(name, scheme):
     p, q = dirichlet_pairs(40, 5)
-    judge = JUDGES[name]
-    exact = emission(judge.rule, judge.scheme, p, q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous())
-    got = expected_acceptance(judge.rule, judge.scheme, p, q, uniforms(400, 40, num_drafts))
+    every = torch.stack([q, q.roll(1, 0), q.roll(7, 0)], 1) if scheme else q.unsqueeze(1).expand(-1, 3, -1).contiguous()
+    judge = target_texts.MethodRule.of(name, [f"proposer.scheme={scheme}"] if scheme else [])
+    exact = emission(judge.rule, judge.scheme, p, every)
+    got = expected_acceptance(judge.rule, judge.scheme, p, every if scheme else q, uniforms(400, 40, 3))
     for mine, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
         assert float((mine - true).abs().max()) < 0.1
         assert float((mine - true).mean()) == pytest.approx(0, abs=0.006)
@@ -69,7 +73,7 @@ def test_means_agree_with_enumeration(name, num_drafts):
 
 @pytest.mark.parametrize("scheme", ["iid", "independent"])
 @pytest.mark.parametrize("name", ["specinfer", "spectr", "importance", "importance_grouped", "mcsd_naive"])
-@pytest.mark.parametrize("num_drafts", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_drafts", [1, 3])
 def test_what_a_rule_sums_is_exact_and_never_above_the_optimum(name, scheme, num_drafts):
     """One draw, so whatever is left to chance would show."""
     rule, (p, q) = get(name), dirichlet_pairs(30, 5)
@@ -100,14 +104,11 @@ def test_draws_are_spread_evenly_and_uniform():
     assert float(torch.corrcoef(values.reshape(-1, 3).T).triu(1).abs().max()) < 0.05
 
 
-@pytest.mark.parametrize("num_drafts", [3, 4])
-def test_optimum_without_the_tail_stays_within_its_bound(num_drafts):
+def test_optimum_without_the_tail_stays_within_its_bound():
     p, q = dirichlet_pairs(6, vocab_size=200, seed=3)
     q = q**6 / (q**6).sum(-1, keepdim=True)
-    from toolkit.verification.optimal import optimal_acceptances
-
-    exact = optimal_acceptances(p, q, num_drafts, "without_replacement")
-    assert torch.allclose(optima(p, q, num_drafts, "without_replacement"), exact, atol=1e-4, rtol=0)
+    exact = optimal_acceptances(p, q, 3, "without_replacement")
+    assert torch.allclose(optima(p, q, 3, "without_replacement"), exact, atol=1e-4, rtol=0)
 
 
 # -- temperature 0 and different drafts -----------------------------------------------------------------------------
@@ -163,19 +164,6 @@ def test_greedy_trees_accept_where_the_table_says():
     assert judged == {0, 1}
 
 
-@pytest.mark.parametrize("name", ["specinfer", "importance", "importance_grouped", "mcsd_naive"])
-def test_means_of_different_drafts_agree_with_enumeration(name):
-    p, q = dirichlet_pairs(30, 5)
-    q = torch.stack([q, q.roll(1, 0), q.roll(7, 0)], 1)
-    rule = target_texts.MethodRule.of(name, ["proposer.scheme=independent"]).rule
-    exact = emission(rule, "independent", p, q)
-    got = expected_acceptance(rule, "independent", p, q, uniforms(400, 30, 3))
-    for mine, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
-        assert float((mine - true).abs().max()) < 0.1
-        assert float((mine - true).mean()) == pytest.approx(0, abs=0.006)
-    assert (exact.drafted <= optima(p, q, 3, "independent") + 1e-9).all()
-
-
 def test_the_bound_for_different_drafts_is_nearly_always_the_optimum():
     p, q = dirichlet_pairs(200, 6, seed=2)
     q = torch.stack([q, q.roll(1, 0), q.roll(7, 0)], 1)
@@ -217,11 +205,9 @@ def test_candidates_come_from_the_drafts_in_turn(tmp_path):
 
 def test_overrides_of_the_command_reach_every_method(tmp_path):
     changes = {"methods": ["importance"], "num_drafts": [4], "draws": 16}
-    few = read_table(
-        acceptance.run(acceptance_config(tmp_path, overrides=["rule.num_free=1"], **changes)), "acceptance"
-    )
-    many = read_table(
-        acceptance.run(acceptance_config(tmp_path, overrides=["rule.num_free=5"], **changes)), "acceptance"
+    few, many = (
+        read_table(acceptance.run(acceptance_config(tmp_path, overrides=[word], **changes)), "acceptance")
+        for word in ("rule.num_free=1", "rule.num_free=5")
     )
     assert few.acceptance.iloc[0] < many.acceptance.iloc[0]
     with pytest.raises(InputError, match="unknown key 'rule.num_fre': did you mean rule.num_free"):
@@ -369,6 +355,60 @@ def test_advice_is_the_best_of_all_shapes_and_changes_with_the_costs():
     assert "proposer.k_config=4x4" in as_sentence(advise(lines, TreeCost(0, 0), 2, 20), TreeCost(0, 0))
 
 
+# -- alphabets, and exact acceptance of given distributions ----------------------------------------------------------
+
+
+def test_every_position_counts_once_and_top_k_bounds_the_alphabet(tmp_path):
+    probs = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
+    assert target_texts.alphabet_sizes(probs).tolist() == [2, 1, 3]
+    cfg = acceptance_config(tmp_path, methods=["specinfer"], num_drafts=[1], alphabet=True)
+    cfg.sampling.top_k = 2
+    folder = acceptance.run(cfg)
+    table, positions = read_table(folder, "alphabet"), int(read_table(folder, "acceptance").positions.max())
+    assert table.groupby("model").positions.sum().to_dict() == {"target": positions, "draft": positions}
+    assert table["size"].between(1, 2).all()
+    assert table.groupby("model").share.sum().tolist() == pytest.approx([1, 1])
+    assert table.groupby("model").share_up_to.last().tolist() == pytest.approx([1, 1])
+
+
+def test_without_the_optimum_acceptance_is_the_same(folder, tmp_path):
+    table = read_table(folder, "acceptance")
+    whole = table[table.method == "mcsd"]
+    bare = read_table(acceptance.run(acceptance_config(tmp_path, methods=["mcsd"], optimum=False)), "acceptance")
+    assert bare.acceptance.tolist() == whole.acceptance.tolist() and whole.optimum.notna().all()
+    assert bare[["optimum", "gap"]].isna().all(axis=None)
+
+
+P = [0.4, 0.3, 0.3]
+Q = [[0.4, 0.3, 0.3], [0.4, 0.0, 0.6], [0.4, 0.15, 0.45]]
+
+
+def theorem_3(p, q):
+    """min over S of p(S) + q(S^c)^2 + 2 q(S) q(S^c) (Khisti et al., arXiv:2410.18234)."""
+    values = []
+    for chosen in chain.from_iterable(combinations(range(len(p)), size) for size in range(len(p) + 1)):
+        inside = sum(q[i] for i in chosen)
+        values.append(sum(p[i] for i in chosen) + (1 - inside) ** 2 + 2 * inside * (1 - inside))
+    return min(values)
+
+
+def test_the_optimum_is_theorem_3_and_no_rule_is_above_it(tmp_path):
+    words = [f"target_probs={P}", f"draft_probs={Q}", "num_drafts=[1,2]", "methods=[specinfer,spectr,importance,mcsd]"]
+    folder = acceptance.run(config.compose("acceptance", [f"paths.root_dir={tmp_path}", "track=false", *words]))
+    single, table = (read_table(folder, "exact").query(f"K == {k}") for k in (1, 2))
+    best = table[(table.method == "optimum") & (table.scheme == "iid")]
+    assert best.acceptance.tolist() == pytest.approx([theorem_3(P, q) for q in Q], abs=1e-12)
+    assert best[["q_1", "q_2", "q_3"]].to_numpy().tolist() == Q
+    assert (table.acceptance <= table.drafted + 1e-12).all()
+    assert (table.drafted <= table.optimum + 1e-9).all()
+    mine = table.set_index(["method", "q_2"]).acceptance
+    assert mine["specinfer", 0.3] == pytest.approx(1)
+    assert mine["importance", 0.15] == pytest.approx(mine["optimum", 0.15].iloc[0])
+    assert set(table[table.method == "optimum"].scheme) == {"iid", "without_replacement"}
+    overlap = [sum(min(a, b) for a, b in zip(P, q, strict=True)) for q in Q]
+    assert single[single.method == "specinfer"].acceptance.tolist() == pytest.approx(overlap)
+
+
 # -- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -377,12 +417,11 @@ def test_advice_is_the_best_of_all_shapes_and_changes_with_the_costs():
     [
         ({"methods": ["mscd"]}, "unknown method 'mscd': did you mean mcsd"),
         ({"methods": ["speculative"]}, "methods that choose among candidates, got speculative"),
-        ({"methods": []}, "methods: expected names"),
         ({"node_seconds": 0.1}, "expected target_seconds above 0"),
-        ({"join": ["nowhere"]}, "expected a table at nowhere/sums.parquet"),
         ({"sweeps": ["nowhere"]}, "expected a sweep's output folder at nowhere"),
-        ({"responses": "nowhere"}, "expected a responses folder at nowhere"),
         ({"pair": {**PAIR, "draft": None}}, "needs a draft model"),
+        ({"target_probs": P, "draft_probs": [[0.5, 0.5]]}, "same tokens"),
+        ({"target_probs": P, "draft_probs": Q, "num_drafts": [40]}, "V^K"),
     ],
 )
 def test_bad_input_is_one_line_before_any_work(tmp_path, changes, message):
@@ -393,16 +432,9 @@ def test_bad_input_is_one_line_before_any_work(tmp_path, changes, message):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("word", ["num_drafts=[0,2]", "positions=0", "draws=0", "cost_ratio=-1", "node_cost=-1"])
-def test_ranges_are_judged_with_the_config(word):
-    with pytest.raises(InputError, match=f"{word.partition('=')[0]}.*at least"):
-        config.compose("acceptance", [word])
-
-
-def test_texts_with_unknown_tokens_or_too_long_are_refused():
-    pair = config.instantiate(PAIR)
+def test_texts_with_unknown_tokens_are_refused():
     with pytest.raises(InputError, match=r"text a: expected token ids in \[0, 5\), got 1..7"):
-        target_texts.check_texts(pair, [TargetText("a", [1], [7])])
+        target_texts.check_texts(config.instantiate(PAIR), [TargetText("a", [1], [7])])
 
 
 def test_responses_of_a_folder_are_walked(tiny_overrides, tiny_responses, tmp_path):

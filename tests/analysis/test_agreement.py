@@ -17,15 +17,15 @@ GRID = {"speculative": {"policy.num_drafted": [1, 4]}, "confidence": {"policy.th
 def folders(tmp_path_factory):
     """A replayed sweep, and a live one that is compared with it."""
     root = tmp_path_factory.mktemp("agreement")
-    replayed = sweep.run(sweep_config(root, grid=GRID, source="traces", limit=300, max_drafted=6))
-    live = sweep.run(sweep_config(root, grid=GRID, source="live", limit=300, max_drafted=6, replayed=[str(replayed)]))
+    replayed = sweep.run(sweep_config(root, grid=GRID, source="traces", limit=200, max_drafted=6))
+    live = sweep.run(sweep_config(root, grid=GRID, source="live", limit=200, max_drafted=6, replayed=[str(replayed)]))
     return {"traces": replayed, "live": live}
 
 
 def test_honest_sweeps_agree(folders):
     tables = load_rows([folders["traces"]], "replayed"), load_rows([folders["live"]], "live")
-    table = agreement(*tables, 0.2, Bootstrap(2000, 0.9999)).set_index("setting")
-    assert set(table.index) == {"K=1", "K=4", "h=0.3"} and (table.prompts == 300).all()  # the others are only in one
+    table = agreement(*tables, 0.2, Bootstrap(1000, 0.9999)).set_index("setting")
+    assert set(table.index) == {"K=1", "K=4", "h=0.3"} and (table.prompts == 200).all()  # the others are only in one
     assert ((table.low < 0) & (table.high > 0)).all()
     assert table.loc["K=4", "difference"] == pytest.approx(table.loc["K=4", "live"] / table.loc["K=4", "replayed"] - 1)
 
@@ -35,7 +35,7 @@ def test_a_live_sweep_says_how_far_it_agrees(folders, capsys):
     table = read_table(folders["live"], "agreement").set_index("setting")
     assert set(table.index) == {"K=1", "K=4", "h=0.3"}
     root = folders["live"].parent
-    config = sweep_config(root, grid=GRID, source="live", limit=300, max_drafted=6, replayed=[str(folders["traces"])])
+    config = sweep_config(root, grid=GRID, source="live", limit=200, max_drafted=6, replayed=[str(folders["traces"])])
     assert sweep.run(config) == folders["live"]
     assert "of 3 intervals leave out 0" in capsys.readouterr().out
 
@@ -46,7 +46,7 @@ def test_a_wrong_recording_is_found_out(folders):
     wrong = replayed.copy()
     setting = wrong.setting == "K=4"
     wrong.loc[setting, "num_target_calls"] = (wrong.loc[setting, "num_target_calls"] * 1.4).round().astype(int)
-    table = agreement(wrong, live, 0.2, Bootstrap(2000, 0.9999)).set_index("setting")
+    table = agreement(wrong, live, 0.2, Bootstrap(1000, 0.9999)).set_index("setting")
     assert table.loc["K=4", "low"] > 0 and table.loc["K=1", "low"] < 0 < table.loc["K=1", "high"]
 
 

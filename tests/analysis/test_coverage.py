@@ -25,7 +25,7 @@ from analysis.tables.positions import acceptance_positions
 from analysis.tables.rows import COUNTS
 from analysis.tables.standing import standing
 
-REPETITIONS, AT_ONCE, LEAST = 2000, 20, 0.92
+REPETITIONS, AT_ONCE, LEAST = 1000, 20, 0.92
 QUICK = Bootstrap(300)
 LARGE = 20_000
 

@@ -1,16 +1,19 @@
-"""The frontier of two small sweeps: choice, intervals, tables, figures, refusals."""
+"""The frontier of two small sweeps: choice, intervals, tables, figures, the standing at several cost ratios, refusals."""
 
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from analysis import frontier, sweep
+from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table, save_table
 from analysis.tables.rows import COUNTS, apart, as_one_part, check_comparable
 from analysis.tables.selection import halves
+from analysis.tables.standing import notes
 from tests.analysis.table_sweeps import sweep_config
 from toolkit import config
 from toolkit.errors import InputError
@@ -35,7 +38,7 @@ def few_cost_ratios():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, sweeps):
-    return run(tmp_path_factory.mktemp("frontier"), sweeps["dev"], sweeps["test"])
+    return run(tmp_path_factory.mktemp("frontier"), sweeps["dev"], sweeps["test"], "table_costs=[.6,.1,.1]")
 
 
 def test_one_line_per_method_with_what_dev_chose(folder, sweeps):
@@ -50,6 +53,11 @@ def test_one_line_per_method_with_what_dev_chose(folder, sweeps):
     for name in ("throughput", "gain", "share"):
         inside = table[f"{name}_low"] - 1e-9 <= table[name]
         assert (inside & (table[name] <= table[f"{name}_high"] + 1e-9)).all()
+    for name in TABLES:
+        assert len(pd.read_csv(folder / f"{name}.csv")) == len(read_table(folder, name)) > 0
+    text = (folder / "frontier.md").read_text()
+    assert "| SpecDec++ |" in text and "figures/pareto-ids.png" in text
+    assert "the extra token (corrected or bonus) is included" in text
 
 
 def test_numbers_are_ratios_of_sums_over_test_prompts(folder, sweeps):
@@ -65,41 +73,22 @@ def test_numbers_are_ratios_of_sums_over_test_prompts(folder, sweeps):
     assert table.share["specdec_pp"] == pytest.approx((table.throughput["specdec_pp"] - base) / (oracle - base))
 
 
-def test_intervals_against_a_loop_over_resamples(folder, sweeps):
+def test_gains_are_paired_over_prompts(folder, sweeps):
     table = read_table(folder, "frontier").set_index("method")
     rows = read_table(sweeps["test"], "rows")
-    wide = {
-        method: rows[(rows.method == method) & (rows.setting == table.setting[method])].set_index("prompt")
+    counts = np.concatenate([
+        rows[(rows.method == method) & (rows.setting == table.setting[method])].set_index("prompt").loc[
+            list(dict.fromkeys(rows.prompt)), ["num_generated", "num_draft_calls", "num_target_calls"]
+        ]
         for method in ("speculative", "specdec_pp")
-    }
-    prompts, rng = list(dict.fromkeys(rows.prompt)), np.random.default_rng(0)
+    ], axis=1)  # fmt: skip
 
-    def gain(drawn):
-        rates = {}
-        for method, setting in wide.items():
-            sums = setting.loc[drawn][list(COUNTS)].sum()
-            rates[method] = sums.num_generated / (0.2 * sums.num_draft_calls + sums.num_target_calls)
-        return rates["specdec_pp"] / rates["speculative"] - 1
+    def gain(totals):
+        base, other = (totals[..., i] / (0.2 * totals[..., i + 1] + totals[..., i + 2]) for i in (0, 3))
+        return other / base - 1
 
-    size = len(prompts)
-    gains = [gain(np.repeat(prompts, rng.multinomial(size, [1 / size] * size))) for _ in range(300)]
-    without_one = np.array([gain([other for other in prompts if other != prompt]) for prompt in prompts])
-    shares = without_one - without_one.mean()
-    kurtosis = (shares**4).mean() / (shares**2).mean() ** 2
-    freedom = np.clip(2 * size / (kurtosis - 1 + 2 / (size - 1)), 2, size - 1)
-    error = np.std(gains) * np.sqrt(size / (size - 1)) * stats.t.ppf(0.975, freedom)
-    expected = table.gain["specdec_pp"] + error * np.array([-1, 1])
-    np.testing.assert_allclose(table.loc["specdec_pp", ["gain_low", "gain_high"]].to_numpy(dtype=float), expected)
-
-
-def test_test_counts_do_not_change_the_choice(tmp_path, sweeps, folder):
-    other = tmp_path / "other"
-    shutil.copytree(sweeps["test"], other)
-    rows = read_table(other, "rows")
-    rows.loc[rows.setting == "K=5", ["num_drafted", "num_draft_calls", "num_target_calls"]] = [9, 9, 1]
-    save_table(rows, other, "rows")
-    chosen = read_table(run(tmp_path, sweeps["dev"], other), "frontier")
-    assert chosen.setting.tolist() == read_table(folder, "frontier").setting.tolist()
+    expected = Bootstrap(300).interval(counts, gain)
+    assert table.loc["specdec_pp", ["gain", "gain_low", "gain_high"]].tolist() == pytest.approx(list(expected))
 
 
 def test_figures_come_from_the_tables_alone(tmp_path, folder):
@@ -115,15 +104,6 @@ def test_figures_come_from_the_tables_alone(tmp_path, folder):
         assert path.read_bytes() == (folder / "figures" / path.name).read_bytes()
 
 
-def test_tables_are_written_thrice_and_say_what_they_mean(folder):
-    for name in TABLES:
-        assert len(pd.read_csv(folder / f"{name}.csv")) == len(read_table(folder, name)) > 0
-    text = (folder / "frontier.md").read_text()
-    assert "| SpecDec++ |" in text
-    assert "figures/pareto-ids.png" in text
-    assert "the extra token (corrected or bonus) is included" in text
-
-
 def test_the_oracle_never_loses_to_plain_decoding(folder):
     costs = read_table(folder, "costs")
     assert costs.cost_ratio.min() == pytest.approx(0.05)
@@ -134,21 +114,12 @@ def test_the_oracle_never_loses_to_plain_decoding(folder):
     assert costs[costs.method == "speculative"].setting.nunique() > 1, "chosen anew at every cost ratio"
 
 
-def test_seconds_give_the_ratio_and_tokens_per_second(tmp_path, sweeps):
-    table = read_table(
-        run(tmp_path, sweeps["dev"], sweeps["test"], "draft_seconds=.02", "target_seconds=.1", "cost_ratio=9"),
-        "frontier",
-    )
-    assert (table.cost_ratio - 0.2).abs().max() < 1e-12
-    np.testing.assert_allclose(table.tokens_per_second, table.throughput * 10)
-
-
 def test_finished_work_is_kept(folder, sweeps, monkeypatch):
     monkeypatch.setattr(frontier, "compare", None)
     assert run(folder.parent, sweeps["dev"], sweeps["test"]) == folder
 
 
-def test_several_folders_of_one_data_set_are_joined(tmp_path, sweeps, grid):
+def test_several_folders_of_one_data_set_are_joined(tmp_path, sweeps):
     more = {"tail": {}, "autoregressive": {}}
     tails = {split: sweep.run(sweep_config(tmp_path, grid=more, split=split, limit=9)) for split in ("dev", "test")}
     for split in tails:  # a folder of its own: the same content has the same place
@@ -159,46 +130,20 @@ def test_several_folders_of_one_data_set_are_joined(tmp_path, sweeps, grid):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dataset": "math"}, "dev and test must hold the same data sets, got ids and math"),
-        ({"sampling": {"temperature": 0.5}}, "the sweeps differ in sampling.temperature: [1.0] and [0.5]"),
-    ],
-)
-def test_sweeps_that_do_not_belong_together(tmp_path, sweeps, changes, message):
-    small = {"autoregressive": {}, "speculative": {"policy.num_drafted": [1]}}
-    other = sweep.run(sweep_config(tmp_path, grid=small, split="test", limit=3, **changes))
-    with pytest.raises(InputError, match=r"^[^\n]*$") as error:
-        run(tmp_path, sweeps["dev"], other)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["test=[nowhere]"], "test: expected a sweep's output folder at nowhere, found none"),
-        (["dev=[]"], "dev: expected sweep folders"),
+        (["test=[tests]"], "holds no rows.parquet"),
         (["baseline=speculativ"], "nothing to compare with: the sweeps hold no speculativ; add it to"),
         (["draft_seconds=.1"], "expected draft_seconds and target_seconds above 0, or neither of them"),
-        (["cost_ratio=0"], "cost_ratio: expected a number above 0, got 0"),
         (["cost_range=[2,1]"], "cost_range: expected 0 < low < high"),
-        (["confidence=95"], "confidence: expected a number in (0, 1)"),
+        (["table_costs=[0,.2]"], "table_costs: expected a list of numbers above 0"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, sweeps, overrides, message):
     with pytest.raises(InputError, match=r"^[^\n]*$") as error:
         run(tmp_path, sweeps["dev"], sweeps["test"], *overrides)
     assert message in str(error.value)
-
-
-def test_a_folder_without_rows_is_named(tmp_path, sweeps):
-    with pytest.raises(InputError, match=r"holds no rows\.parquet"):
-        run(tmp_path, sweeps["dev"], tmp_path)
-
-
-def test_dev_cannot_be_test(tmp_path, sweeps):
-    with pytest.raises(InputError, match="every dev prompt is a test prompt too"):
-        run(tmp_path, sweeps["dev"], sweeps["dev"])
 
 
 def test_every_data_set_has_its_figures_filled(tmp_path):
@@ -238,22 +183,13 @@ def test_without_test_sweeps_the_prompts_of_one_file_are_split(tmp_path, sweeps,
 def test_settings_of_one_method_stand_side_by_side():
     """Two heads: each has its own best threshold; methods that lack the parameter stay as they are."""
     one, two = "depth=2,w_rej=6@1a2b3c", "mine@4d5e6f"
-    settings = [
-        ("specdec_pp", f"min=2 h=0.3 head={one}"),
-        ("specdec_pp", f"min=2 h=0.7 head={one}"),
-        ("specdec_pp", f"min=2 h=0.3 head={two}"),
-        ("rate", ""),
-        ("speculative", "K=4"),
-    ]
-    rows = pd.DataFrame(settings, columns=["method", "setting"])
+    heads, others = [("0.3", one), ("0.7", one), ("0.3", two)], [("rate", ""), ("speculative", "K=4")]
+    settings = [("specdec_pp", f"min=2 h={h} head={head}") for h, head in heads]
+    rows = pd.DataFrame([*settings, *others], columns=["method", "setting"])
     found = apart(rows, ["head"])
     assert list(zip(found.method, found.setting, strict=True)) == [
-        (f"specdec_pp head={one}", "min=2 h=0.3"),
-        (f"specdec_pp head={one}", "min=2 h=0.7"),
-        (f"specdec_pp head={two}", "min=2 h=0.3"),
-        ("rate", ""),
-        ("speculative", "K=4"),
-    ]
+        *((f"specdec_pp head={head}", f"min=2 h={h}") for h, head in heads), *others,
+    ]  # fmt: skip
     assert apart(rows, ["K"]).equals(rows)  # one value only: nothing to tell apart
     assert apart(rows, []).equals(rows)
     assert apart(rows, ["h", "head"]).method.nunique() == 5
@@ -292,7 +228,10 @@ def test_yardsticks_are_never_taken_apart(sweeps):
         apart(rows, ["max_drafted"])  # only the oracle has it
 
 
-def test_sweeps_of_other_bounds_are_not_compared(tmp_path, sweeps):
+def test_sweeps_that_do_not_belong_together_are_not_compared(tmp_path, sweeps):
+    rows = read_table(sweeps["dev"], "rows")
+    with pytest.raises(InputError, match="dev and test must hold the same data sets, got ids and math"):
+        list(frontier.by_dataset(rows, rows.assign(dataset="math")))
     other = shutil.copytree(sweeps["dev"], tmp_path / "other")
     about = read_manifest(other)
     about["config"]["max_drafted"] = 7
@@ -304,7 +243,47 @@ def test_sweeps_of_other_bounds_are_not_compared(tmp_path, sweeps):
     check_comparable([other, sweeps["test"]])
 
 
-def test_a_baseline_that_loses_to_plain_decoding_is_marked(tmp_path, sweeps):
-    table = read_table(run(tmp_path, sweeps["dev"], sweeps["test"], "cost_ratio=3"), "results")
-    fixed = table[table.method == "fixed K"].iloc[0]
-    assert fixed.note == "slower than plain decoding"
+# -- the standing at several cost ratios ------------------------------------------------------------------------------
+
+
+def test_every_cost_ratio_is_a_frontier_of_its_own(folder, sweeps, tmp_path):
+    expected = read_table(run(tmp_path, sweeps["dev"], sweeps["test"], "cost_ratio=0.6"), "frontier").set_index(
+        "method"
+    )
+    every = read_table(folder, "standing")
+    assert not every.duplicated(["dataset", "cost_ratio", "method"]).any()
+    found = every[every.cost_ratio == 0.6].set_index("method")
+    assert set(found.index) <= set(expected.index)  # the frontier also knows the best K of every prompt
+    for method, line in found.iterrows():
+        assert line.setting == expected.setting[method]
+        for name in ("throughput", "throughput_low", "gain", "gain_high", "share"):
+            assert line[name] == pytest.approx(expected[name][method], nan_ok=True)
+    text = (folder / "standing.md").read_text()
+    assert text.index("## c = 0.1") < text.index("## c = 0.6") < text.index("slower than plain decoding")
+    losing = every[(every.throughput_high < 1) & (every.method != "oracle")]
+    assert set(every[every.note == "slower than plain decoding"].index) == set(losing.index)
+    assert not losing.empty  # drafting costs more than half a target forward, and a few methods know no way back
+
+
+@pytest.mark.parametrize(
+    ("throughput_high", "gain_high", "said"),
+    [
+        (0.99, -0.5, "slower than plain decoding"),
+        (1.0, -0.01, "below the best fixed K"),
+        (1.4, 0.0, ""),
+        (1.4, float("nan"), ""),
+    ],
+)
+def test_a_line_loses_only_beyond_its_interval(throughput_high, gain_high, said):
+    lines = pd.DataFrame(
+        {"method": ["rate", "autoregressive", "oracle"], "throughput_high": throughput_high, "gain_high": gain_high}
+    )
+    assert notes(lines, "fixed K") == [said, "", ""]
+
+
+def test_a_merged_command_names_its_successor():
+    """The old name ends with one line and exit code 2, whatever follows it."""
+    words = [sys.executable, "-m", "analysis.standing", "dev=[x]", "cost_ratios=[.2]"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and "python -m analysis.frontier" in done.stderr

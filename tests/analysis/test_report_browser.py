@@ -58,8 +58,7 @@ def opened(browser, page: Path, width: int, dark: bool):
     WebDriverWait(browser, 60).until(lambda one: one.execute_script(drawn))
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_all_panels_are_filled_without_an_error(browser, page, width, dark):
     opened(browser, page, width, dark)
     assert browser.get_log("browser") == []

@@ -42,8 +42,9 @@ COLUMN = CostGrid((1.0, 8.0), (1.0, 3.0), (0.0,), np.array([[[1.0], [1.2]], [[2.
 COSTS = LoadCost(CostGrid((1.0, 8.0), (1.0,), (0.0,), np.array([[[0.1]], [[0.2]]])), COLUMN, "test")
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("name", ["speculative", "confidence", "rate", "batch_rate", "dynamic_confidence"])
+@pytest.mark.parametrize(("name", "slots"), [
+    ("speculative", 3), ("confidence", 1), ("rate", 3), ("batch_rate", 3), ("batch_rate", 1), ("dynamic_confidence", 3),
+])  # fmt: skip
 def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots):
     texts, trace = recorded
     costs = COSTS.save(tmp_path / "costs.json")
@@ -60,8 +61,7 @@ def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots
         assert served.num_calls[number] == counts.num_draft_calls
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("name", ["prompt_lookup", "lookup_rate"])
+@pytest.mark.parametrize(("name", "slots"), [("prompt_lookup", 3), ("lookup_rate", 1), ("lookup_rate", 3)])
 def test_copies_count_what_live_batches_of_a_target_alone_count(pair, recorded, tmp_path, name, slots):
     texts, _ = recorded
     costs = COSTS.save(tmp_path / "costs.json")

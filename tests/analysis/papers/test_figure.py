@@ -8,7 +8,6 @@ import pytest
 from analysis.papers.figure import draw
 from analysis.papers.table import Runs
 from analysis.tables.files import save_table
-from toolkit.errors import InputError
 
 LINES = pd.DataFrame({
     "method": ["a", "a", "a", "b"], "speed": [1.0, 3.0, 2.0, 9.0], "joules": [float("nan")] * 4,
@@ -56,11 +55,6 @@ def test_a_line_joins_what_nothing_beats(runs, tmp_path, monkeypatch):
     draw({**TOLD, "panels": {"speed": TOLD["panels"]["speed"]}}, runs, "Figure 1", tmp_path / "figure.png")
     joined = [xs for xs, about in lines if "marker" not in about]
     assert joined == [[1.0, 3.0], [9.0]], "the setting at speed 2 is worse in both than the one at 3"
-
-
-def test_a_figure_of_unknown_columns_is_one_line(runs, tmp_path):
-    with pytest.raises(InputError, match="exat"):
-        draw({**TOLD, "y": "exat"}, runs, "Figure 1", tmp_path / "figure.png")
 
 
 def test_a_figure_can_have_names_across(runs, tmp_path):

@@ -144,22 +144,19 @@ def test_a_trained_head_is_replayed_and_its_best_threshold_told(recorded_folder,
 
 def test_what_cannot_be_replayed_is_said_before_the_training(recorded_folder):
     trainer = SimpleNamespace(datamodule=SimpleNamespace(weights=Weights("f")))
-    module = SimpleNamespace(head=AcceptanceHead(8))
-    good = recorded_folder("good")
-    ReplayedFrontier(str(good)).on_fit_start(trainer, module)
-    ReplayedFrontier(str(recorded_folder("unsaid", fingerprint=None))).on_fit_start(trainer, module)
-    other = recorded_folder("other", fingerprint="g")
-    words = rf"^callbacks.frontier.traces: {other} was recorded with another draft \(fingerprint g, this one f\)$"
-    with pytest.raises(InputError, match=words):
-        ReplayedFrontier(str(other)).on_fit_start(trainer, module)
-    blind = recorded_folder("blind", hidden=False)
-    with pytest.raises(
-        InputError, match=f"^callbacks.frontier.traces: {blind} holds no hidden states; record it with hidden"
+    plain, good = AcceptanceHead(8), recorded_folder("good")
+    for folder in (good, recorded_folder("unsaid", fingerprint=None)):
+        ReplayedFrontier(str(folder)).on_fit_start(trainer, SimpleNamespace(head=plain))
+    other, blind = recorded_folder("other", fingerprint="g"), recorded_folder("blind", hidden=False)
+    for folder, head, words in (
+        (
+            other,
+            plain,
+            rf"^callbacks.frontier.traces: {other} was recorded with another draft \(fingerprint g, this one f",
+        ),
+        (blind, plain, f"{blind} holds no hidden states; record it with hidden"),
+        (good, AcceptanceHead(8, layers=(2,)), r"^the head reads layers \[2\] .* set \+pair.draft_layers=\[2\]$"),
+        (good, PrereadHead(8, 8, output="block"), "that is trained"),
     ):
-        ReplayedFrontier(str(blind)).on_fit_start(trainer, module)
-    layered = SimpleNamespace(head=AcceptanceHead(8, layers=(2,)))
-    with pytest.raises(InputError, match=r"^the head reads layers \[2\] .* set \+pair.draft_layers=\[2\]$"):
-        ReplayedFrontier(str(good)).on_fit_start(trainer, layered)
-    blocks = SimpleNamespace(head=PrereadHead(8, 8, output="block"))
-    with pytest.raises(InputError, match="that is trained"):
-        ReplayedFrontier(str(good)).on_fit_start(trainer, blocks)
+        with pytest.raises(InputError, match=words):
+            ReplayedFrontier(str(folder)).on_fit_start(trainer, SimpleNamespace(head=head))

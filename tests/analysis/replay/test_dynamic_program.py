@@ -67,16 +67,6 @@ def test_what_a_policy_has_seen_of_a_head(trace, geometry, kind):
     assert np.array_equal(found.survival, found.inputs[:, :, 0]) and np.array_equal(found.worth, found.inputs[:, :, 3])
 
 
-def test_every_text_is_in_one_fold(trace):
-    text, fold_of = dynamic_program._folds(trace, 4)
-    assert text.tolist() == [each.number for each in texts_of(trace) for _ in range(each.first, each.end)]
-    sizes = torch.bincount(fold_of, minlength=4).tolist()
-    assert len(fold_of) == trace.num_texts and len(sizes) == 4 and max(sizes) - min(sizes) <= 1
-    assert torch.equal(fold_of, dynamic_program._folds(trace, 4)[1]) and fold_of[:8].tolist() != sorted(
-        fold_of[:8].tolist()
-    )
-
-
 def mean_of(calls=None):
     def fitted(inputs, value, fit, use):
         if calls is not None:
@@ -254,8 +244,8 @@ def test_drafting_on_while_it_is_worth_its_price(trace, geometry, least):
 
 
 def test_the_best_price_that_is_met_counts(trace, monkeypatch):
-    """Starts at the rate 1, goes on from what was reached, ends when that stays, keeps the best."""
-    reached, met = iter([2.0, 3.0, 2.5, 2.5 + 1e-10, 9.0]), []
+    """Starts at the rate 1, goes on from what was reached, ends when that stays, keeps the best; the start only if told."""
+    met = []
 
     def played(trace, geometry, worth, possible, price, least):
         met.append((price, least))
@@ -263,9 +253,13 @@ def test_the_best_price_that_is_met_counts(trace, monkeypatch):
 
     monkeypatch.setattr(upper_bound, "play", played)
     monkeypatch.setattr(metrics, "throughput", lambda total, cost_ratio: total)
+    reached = iter([2.0, 3.0, 2.5, 2.5 + 1e-10, 9.0])
     solved = upper_bound.solve(trace, None, None, None, 0.1, 2)
     assert [price for price, _ in met] == pytest.approx([0.1, 0.2, 0.3, 0.25]) and {least for _, least in met} == {2}
     assert (solved.rate, solved.price, solved.replayed.total) == (3.0, 2.0, 3.0)
+    for start_counts, rate in ((True, 2.5), (False, 2.0)):
+        reached = iter([2.5, 2.0, 2.0])
+        assert upper_bound.solve(trace, None, None, None, 0.5, start_counts=start_counts).rate == rate
 
 
 def test_the_score_of_a_policy_is_the_worth_of_its_next_token(trace):
