@@ -1,7 +1,5 @@
 """The dynamic program against one that is written for one start at a time, with means in place of boosted trees."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -277,10 +275,8 @@ def test_the_score_of_a_policy_is_the_worth_of_its_next_token(trace):
         level = solved.price * 0.2
         goes_on = (trace.token_prob >= level).tolist()
         same(solved.replayed, trace, while_(trace, goes_on.__getitem__, least))
-    assert (
-        upper_bound.solve_policy(trace, Half(), 0.2).replayed.total
-        == upper_bound.solve_policy(trace, Half(), 0.2, 1).replayed.total
-    )
+    totals = [upper_bound.solve_policy(trace, Half(), 0.2, *least).replayed.total for least in ((), (1,))]
+    assert totals[0] == totals[1]
 
 
 def test_the_best_fixed_number_and_the_oracle_of_each_text(trace):

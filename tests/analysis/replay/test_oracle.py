@@ -95,27 +95,17 @@ def texts(prompts):
 @pytest.fixture(scope="module")
 def single_logits(exact_pair, texts):
     """Target and draft logits of every produced token, by a forward of its own without cache, padding or batch."""
-    return [
-        [
-            [
-                model(torch.tensor([[*prompt, *produced[:i]]])).logits[0, -1]
-                for model in (exact_pair.target, exact_pair.draft)
-            ]
-            for i in range(len(produced))
-        ]
-        for prompt, produced in texts
-    ]
+    models = (exact_pair.target, exact_pair.draft)
+    contexts = [[torch.tensor([[*prompt, *produced[:i]]]) for i in range(len(produced))] for prompt, produced in texts]
+    return [[[model(context).logits[0, -1] for model in models] for context in each] for each in contexts]
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(),
-        Sampling(temperature=0.7, top_k=30, top_p=0.9),
-        Sampling(repetition_penalty=1.4),
-        Sampling(temperature=0),
-    ],
-)
+@pytest.mark.parametrize("sampling", [
+    Sampling(),
+    Sampling(temperature=0.7, top_k=30, top_p=0.9),
+    Sampling(repetition_penalty=1.4),
+    Sampling(temperature=0),
+])  # fmt: skip
 def test_probabilities_are_those_of_single_forwards(exact_pair, texts, single_logits, sampling):
     """Batched, padded passes against one forward per token, with everything that warping can do."""
     batched = acceptance_probs(exact_pair, texts, sampling, batch_size=3)

@@ -3,8 +3,6 @@
 The policies of conf/stopping/ on a chain, and rounds that choose between the draft model and copies.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
