@@ -113,14 +113,9 @@ def test_every_line_is_the_policy_that_decodes_with_the_head(made, recorded, fol
         (line,) = (table.loc[key] for key in table.index if key.startswith(f"{name}@"))
         found = {}
         for h in THRESHOLDS:
-            policy = (
-                Rate(PrereadEstimator(folder), cost_ratio=1.0, rate=1 - h)
-                if name == "preread"
-                else Survival(HeadEstimator(folder), h)
-            )
-            found[h] = replay(
-                trace, with_recorded_heads(Bounded(policy.bind(pair), 1 if name == "preread" else 2, MAX), names)
-            )
+            rate = Rate(PrereadEstimator(folder), cost_ratio=1.0, rate=1 - h)
+            policy, least = (rate, 1) if name == "preread" else (Survival(HeadEstimator(folder), h), 2)
+            found[h] = replay(trace, with_recorded_heads(Bounded(policy.bind(pair), least, MAX), names))
         *_, text = drawn_samples(
             trace, trace.estimates["preread.preread" if name == "preread" else name], name == "preread"
         )

@@ -3,7 +3,9 @@
 import importlib.util
 import json
 import re
+import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -61,7 +63,7 @@ def inputs(tmp_path_factory, sweeps):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, inputs):
     """A report with all that can be had without a server."""
-    words = ["title='A <b>title</b>'", "max_cells=30"]
+    words = ["title='A <b>title</b>'"]
     if importlib.util.find_spec("wandb_workspaces"):
         words += ["publish=true", "entity=team", "project=lab", "dry_run=true"]
     return run(tmp_path_factory.mktemp("report"), inputs, *words)
@@ -80,7 +82,6 @@ def test_html_is_whole_and_needs_nothing_else(made):
         assert words in page.text
     (said,) = re.findall(r'<p class="headline">(.*?)</p>', text)
     assert re.fullmatch(r"Gain in tokens per target time over the best fixed K at c = 0\.2: .* on ids.*\.", said)
-    assert "72 lines of" in text, "single rows are named, not shown"
     figures = re.findall(r"!\[[^]]*\]\(([^)]*)\)", (made / "report.md").read_text())
     assert len(figures) == 5
     for figure in figures:
@@ -88,10 +89,11 @@ def test_html_is_whole_and_needs_nothing_else(made):
     assert "| ids | SpecDec++ |" in (made / "report.md").read_text()
 
 
-def test_tables_are_complete(tmp_path, inputs):
-    page = (run(tmp_path, inputs) / "report.html").read_text()
+def test_tables_are_complete_and_larger_ones_named(tmp_path, inputs, made):
     settings = pd.read_csv(inputs[0] / "settings.csv")
-    assert f"settings ({len(settings)} lines)" in page and "72 lines of" not in page
+    assert f"settings ({len(settings)} lines)" in (made / "report.html").read_text()
+    small = (run(tmp_path, inputs, "max_cells=30") / "report.html").read_text()
+    assert "72 lines of" in small, "single rows are named, not shown"
     with pytest.raises(InputError, match="inputs: expected an output folder"):
         run(tmp_path, [tmp_path / "nowhere"])
 
@@ -194,3 +196,113 @@ def test_titles_call_models_as_the_command_did(tmp_path):
     (group,) = grouped([read_folder(tmp_path / name) for name in ("frontier", "sweep")])
     assert group.title == "toy/target with one and two, temperature=1.0"
     assert group.called("sha256:unknown") == "sha256:unknown"
+
+
+# -- the report in a real browser: no console error, every panel filled, readable at any width ------------------------
+
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium and chromedriver are installed (Debian: apt-get install chromium chromium-driver)")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
+
+
+def opened(browser, folder: Path, width: int, dark: bool):
+    """The page at this width, once every chart has been drawn."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get((folder / "report.html").resolve().as_uri())
+    drawn = "return [...document.querySelectorAll('.chart')].every(chart => chart.dataset.drawn)"
+    WebDriverWait(browser, 60).until(lambda one: one.execute_script(drawn))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_all_panels_are_filled_without_an_error(browser, made, width, dark):
+    opened(browser, made, width, dark)
+    assert browser.get_log("browser") == []
+    marks = "return [...document.querySelectorAll('.chart')].map(chart => chart.querySelectorAll('svg path').length)"
+    counts = browser.execute_script(marks)
+    assert len(counts) >= 3 and min(counts) > 5
+    wide, view = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert wide <= view, "nothing reaches beyond the screen; tables scroll by themselves"
+    background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") is not dark
+    requests = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert [name for name in requests if not name.startswith("data:")] == []
+
+
+@pytest.mark.slow
+def test_tables_are_sorted_by_a_click_and_back(browser, made):
+    opened(browser, made, 1280, False)
+    script = """
+        const table = document.querySelector('table'), cells = [...table.tHead.rows[0].cells];
+        const index = cells.findIndex(cell => cell.className === 'number');
+        const button = table.tHead.rows[0].cells[index].querySelector('button');
+        const read = () => [...table.tBodies[0].rows].map(row => parseFloat(row.cells[index].textContent));
+        button.click(); const up = read(); button.click(); return [up, read()];"""
+    up, down = browser.execute_script(script)
+    assert up == sorted(up) and down == sorted(up, reverse=True) and len(set(up)) > 1
+
+
+@pytest.mark.slow
+def test_a_point_says_its_setting_and_counts(browser, made):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    opened(browser, made, 1280, False)
+    point = browser.find_element("css selector", "#chart-1-1 .mark-symbol.role-mark path")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", point)
+    ActionChains(browser).move_to_element(point).perform()
+    tip = (
+        WebDriverWait(browser, 10)
+        .until(lambda one: one.find_element("css selector", "#vg-tooltip-element.visible"))
+        .text
+    )
+    assert all(word in tip for word in ("method", "setting", "head", "num generated", "discard rate")), tip
+
+
+@pytest.mark.slow
+def test_on_paper_nothing_stays_closed_but_long_tables(browser, made):
+    """As printed from a dark screen: white, sections open, tables whole, long and wide ones left to their files."""
+    opened(browser, made, 1280, True)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 718, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    heights = """return [...document.querySelectorAll('details')].map(one => [
+        one.classList.contains('long'), one.lastElementChild.getBoundingClientRect().height])"""
+    found = browser.execute_script(heights)
+    assert {long for long, _ in found} == {True, False}
+    assert all((height == 0) is long for long, height in found)
+    overflow = (
+        "return [...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right - innerWidth)"
+    )
+    assert max(browser.execute_script(overflow)) <= 1, "no table is cut at the right"
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")

@@ -1,7 +1,5 @@
 """Advice and serving from a prompts file to the answer; what is exported; what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -12,7 +10,6 @@ import pytest
 
 from analysis import advise, serving
 from analysis.loads.choosing import advised, best_lengths, sentences
-from analysis.loads.exports import LARGEST, triples
 from analysis.loads.hardware import DEVICES, PRESETS, Shape, modelled
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
@@ -40,7 +37,7 @@ def composed(name, folder, *words):
 
 
 def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
-    words = [f"prompts.path={prompts_file(tmp_path)}", "prompts.limit=null", "pair.draft=[toy/draft,toy/target]"]
+    words = [f"prompts.path={prompts_file(tmp_path, 8)}", "prompts.limit=null", "pair.draft=[toy/draft,toy/target]"]
     shared = [*words, "hardware=h100", "resamples=50", "heads=[null,null]"]
     folder = advise.run(composed("advise", tmp_path, "batch_sizes=[1,8]", *shared))
     said = capsys.readouterr().out
@@ -192,11 +189,6 @@ def test_prompts_stay_on_their_side_of_the_split():
     parts = advise.split([One(i) for i in range(64)], train_heads=True)
     assert {name: len(part) for name, part in parts.items()} == {"dev": 12, "test": 12, "train": 32, "calibration": 8}
     assert len({p.id for part in parts.values() for p in part}) == 64, "every prompt is in one part"
-
-
-def test_lengths_become_triples():
-    assert triples({1: 5, 4: 5, 16: 2, 32: 0}) == [[1, 10, 5], [11, 24, 2], [25, LARGEST, 0]]
-    assert triples({8: 3}) == [[1, LARGEST, 3]]
 
 
 def table_of(**speeds):

@@ -1,7 +1,5 @@
 """Where cost tables come from: files, a device's figures, or a measurement that is kept."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +19,7 @@ def test_two_drafts_are_measured_side_by_side():
     """The second draft is the target: it costs more. Both tables have the same autoregressive decoding."""
     toy = ModelPair.toy()
     both = ModelPair(toy.target, drafts=[toy.draft, ModelPair.toy().target], tokenizer=toy.tokenizer)
-    (first, entries), (second, _) = measured_costs(both, [[5] * 9, [5] * 15], SAMPLING, [2], [1, 3], 8)
+    (first, entries), (second, _) = measured_costs(both, [[5] * 9, [5] * 15], SAMPLING, [2], [1, 3], 4)
     assert first.source == "measured" and first.target.batch == (1.0, 2.0), "a batch of one is timed, too"
     assert first.target.width == (1.0, 2.0, 4.0, 13.0) and first.draft.width == (1.0, 12.0), (
         "prompts of 12 tokens are read"
@@ -33,7 +31,7 @@ def test_two_drafts_are_measured_side_by_side():
 
 def test_a_target_alone_is_measured_at_every_width():
     alone = ModelPair.from_pretrained("toy/target")
-    ((costs, entries),) = measured_costs(alone, [[5] * 9, [5, 6, 7] * 5], SAMPLING, [2], [1, 3], 8)
+    ((costs, entries),) = measured_costs(alone, [[5] * 9, [5, 6, 7] * 5], SAMPLING, [2], [1, 3], 4)
     assert costs.target.width == (1.0, 2.0, 4.0, 13.0) and set(entries.model) == {"target"}
     assert costs.draft(2, 4) == costs.target(2, 4) > 0, "the target's own forwards stand for a draft's"
 

@@ -1,7 +1,5 @@
 """What is exported, in the engines' own hands: transformers' generate makes the forwards that are predicted for it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from analysis.loads.exports import next_line, write_exports
+from analysis.loads.exports import LARGEST, next_line, write_exports
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
@@ -59,10 +57,10 @@ def test_a_draft_that_reads_states_is_named_as_such(tmp_path):
 
 
 def test_flags_of_other_engines(tmp_path):
-    write_exports(tmp_path, "small", {1: 4, 16: 2}, {1: 5, 16: 1}, ["method=batch_rate"])
+    write_exports(tmp_path, "small", {1: 4, 4: 4, 16: 2}, {1: 5, 4: 5, 16: 1}, ["method=batch_rate"])
     vllm = json.loads((tmp_path / "vllm.json").read_text())
     assert vllm["num_speculative_tokens"] == 5 and vllm["draft_sample_method"] == "greedy"
-    assert vllm["num_speculative_tokens_per_batch_size"][0] == [1, 8, 5]
+    assert vllm["num_speculative_tokens_per_batch_size"] == [[1, 10, 5], [11, LARGEST, 1]]
     assert "--speculative-num-steps 5" in (tmp_path / "sglang.txt").read_text(), "it drafts greedily"
     assert "--spec-draft-n-max 5" in (tmp_path / "llama_cpp.txt").read_text(), "so does it"
     write_exports(tmp_path, "small", {1: 4}, None, ["method=batch_rate"])

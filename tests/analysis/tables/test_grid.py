@@ -42,9 +42,7 @@ def test_the_bound_of_a_sweep_reaches_methods_that_name_none():
         bounds = {setting.name: setting.max_drafted for setting in expand(grid, max_drafted=bound)}
         assert bounds.pop("rate") == bound
         assert set(bounds.values()) == {None}  # a draft length of 20 is no default, and a tree has its own depth
-    with pytest.raises(
-        InputError, match="specdec_pp: a round has at least min_drafted=2 tokens, more than max_drafted=1"
-    ):
+    with pytest.raises(InputError, match="specdec_pp: a round has at least min_drafted=2 tokens, more than max_dr"):
         expand({"specdec_pp": {}}, max_drafted=1)
     built = {setting.name: config.plain(setting.method_config()) for setting in expand({"rate": {}}, max_drafted=40)}
     assert built["rate"]["max_drafted"] == 40
@@ -99,15 +97,12 @@ def test_a_head_may_live_anywhere(head, tmp_path):
     assert Setting("specdec_pp", {"head": str(odd)}).method_config().policy.estimator.head == str(odd)
 
 
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ({"specdecpp": {}}, "unknown method 'specdecpp': did you mean specdec_pp"),
-        ({"oracle": {"max_draft": 3}}, "unknown oracle parameter 'max_draft': did you mean max_drafted"),
-        ({"speculative": 4}, "grid.speculative: expected parameters with lists of values, got 4"),
-        ({"specdec_pp": {"head": ["nowhere"]}}, "expected an acceptance head"),
-    ],
-)
+@pytest.mark.parametrize(("grid", "message"), [
+    ({"specdecpp": {}}, "unknown method 'specdecpp': did you mean specdec_pp"),
+    ({"oracle": {"max_draft": 3}}, "unknown oracle parameter 'max_draft': did you mean max_drafted"),
+    ({"speculative": 4}, "grid.speculative: expected parameters with lists of values, got 4"),
+    ({"specdec_pp": {"head": ["nowhere"]}}, "expected an acceptance head"),
+])  # fmt: skip
 def test_bad_grids_are_refused_in_one_line(grid, message):
     with pytest.raises(InputError, match=r"^[^\n]*$") as error:
         expand(grid)
