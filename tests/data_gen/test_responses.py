@@ -161,3 +161,16 @@ def test_rows_that_have_ended_are_kept_within_a_shard(checkpoints, prompts_file,
     assert sorted(made) == list(range(23)) and len(first) == 3, "no row was sampled twice"
     assert list(responses.read_rows(folder)) == whole
     assert not (folder / "rows").exists()
+
+
+def test_a_full_disk_is_one_line(checkpoints, prompts_file, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    cfg = config.compose("responses", overrides(checkpoints, prompts_file, tmp_path / "out"))
+    stage.open_stage("responses", cfg, inputs=stage.prompt_files(cfg), ignore=responses.IGNORED)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(InputError, match=r"could not write .*rows/00000.jsonl: No space left on device"):
+            responses.run(cfg)
+    assert not list((tmp_path / "out").glob("shard-*")) and responses.run(cfg) == tmp_path / "out"
