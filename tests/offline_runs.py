@@ -1,7 +1,5 @@
 """What offline W&B runs hold, read back from the files that are synced later."""
 
-from __future__ import annotations
-
 import json
 import struct
 from time import perf_counter, sleep

@@ -23,14 +23,8 @@ from toolkit.errors import InputError
 FIXTURES = Path(__file__).parent / "fixtures" / "first_release"
 PAIR = ["pair.target=pair/target", "pair.draft=pair/draft"]
 PROMPTS = ["prompts=jsonl", "prompts.path=prompts.jsonl", "prompts.limit=3", "sampling.max_new_tokens=12"]
-DECODE = [
-    *PAIR,
-    *PROMPTS,
-    "sampling.temperature=0.9",
-    "method=specdec_pp",
-    "method.policy.threshold=0.7",
-    "head=train/head",
-]
+METHOD = ["method=specdec_pp", "method.policy.threshold=0.7", "head=train/head"]
+DECODE = [*PAIR, *PROMPTS, *METHOD, "sampling.temperature=0.9"]
 
 
 @pytest.fixture
@@ -52,20 +46,11 @@ def test_heads_of_either_kind_decode(release: Path, method: str, head: str) -> N
 def test_the_recording_trains_and_the_checkpoint_continues(release: Path) -> None:
     from toolkit.train import run
 
-    base = [
-        *PAIR,
-        "model=preread_head",
-        "data=traced",
-        "data.path=traces",
-        "head.width=8",
-        "head.depth=1",
-        "logger=csv",
-    ]
-    trained = run(compose("train", [*base, "trainer.max_epochs=1", "optimizer.lr=0.001", "paths.output_dir=again"]))
-    assert (trained / "head" / "preread.safetensors").is_file()
-    rest = ["trainer.max_epochs=2", "optimizer.lr=0.001", "ckpt_path=preread/checkpoints/last.ckpt"]
-    continued = run(compose("train", [*base, *rest, "paths.output_dir=continued"]))
-    assert (continued / "head" / "preread.safetensors").is_file()
+    head = ["model=preread_head", "head.width=8", "head.depth=1", "optimizer.lr=0.001", "logger=csv"]
+    base = [*PAIR, *head, "data=traced", "data.path=traces"]
+    for words in (["trainer.max_epochs=1"], ["trainer.max_epochs=2", "ckpt_path=preread/checkpoints/last.ckpt"]):
+        folder = run(compose("train", [*base, *words, f"paths.output_dir=epochs-{len(words)}"]))
+        assert (folder / "head" / "preread.safetensors").is_file()
 
 
 def test_mixed_data_train_an_acceptance_head_from_the_old_one(release: Path) -> None:

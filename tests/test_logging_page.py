@@ -1,7 +1,5 @@
 """docs/logging.md names every key that the code logs to Weights & Biases, and the files that log them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from fnmatch import fnmatchcase

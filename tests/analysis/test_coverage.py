@@ -4,8 +4,6 @@ Prompts, groups and requests are drawn from a made-up population, thousands of t
 draw. Each case goes through the function that makes the printed table.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +23,7 @@ from analysis.tables.positions import acceptance_positions
 from analysis.tables.rows import COUNTS
 from analysis.tables.standing import standing
 
-REPETITIONS, AT_ONCE, LEAST = 2000, 20, 0.92
+REPETITIONS, AT_ONCE, LEAST = 1000, 20, 0.92
 QUICK = Bootstrap(300)
 LARGE = 20_000
 
@@ -55,17 +53,16 @@ def three_methods(rng, n):
     return np.stack([slow, fast, best], 1)
 
 
-def of_standing(rng, n, bootstrap):
-    table = standing(three_methods(rng, n), ["speculative", "rate", "upper_bound"], "speculative", 0.2, bootstrap)
-    line = table.iloc[1]
-    return {name: [line[f"{name}{end}"] for end in ENDS] for name in ("throughput", "gain", "upper_bound_share")}
-
-
 ENDS = ("", "_low", "_high")
 
 
 def named(line, *names):
     return {name: [line[f"{name}{end}"] for end in ENDS] for name in names}
+
+
+def of_standing(rng, n, bootstrap):
+    table = standing(three_methods(rng, n), ["speculative", "rate", "upper_bound"], "speculative", 0.2, bootstrap)
+    return named(table.iloc[1], "throughput", "gain", "upper_bound_share")
 
 
 class Right(Metric):
@@ -122,11 +119,9 @@ def of_speedups(rng, n, bootstrap):
     tokens, own = rng.normal(300, 60, (n, 2)).clip(50), np.exp(rng.normal(0, 0.1, (n, 2)))
     columns, speedup, scale = measured_figures(0)["speedup"]
     values = np.stack([tokens, tokens * own * busy[:, None] * [1.0, 0.6]], 2)
-    ends = bootstrap.interval(
-        values.reshape(n, -1), lambda totals: speedup(totals.reshape(*totals.shape[:-1], 2, 2)), scale
-    )
+    both = lambda totals: speedup(totals.reshape(*totals.shape[:-1], 2, 2))
     assert columns == ("num_generated", "seconds")
-    return {"speedup": [numbers[1] for numbers in ends]}
+    return {"speedup": [numbers[1] for numbers in bootstrap.interval(values.reshape(n, -1), both, scale)]}
 
 
 COUNTED = ("throughput", "block_efficiency", "draft_calls", "discard_rate", "verification_rate", "mean_width")
@@ -147,10 +142,8 @@ def of_acceptance(rng, n, bootstrap):
 
 
 def of_shapes(rng, n, bootstrap):
-    about = {"dataset": "d", "split": "test", "method": "m", "setting": "s", SHAPE: "2x1", "prompt": np.arange(n)} | {
-        "error": None
-    }
-    rows = pd.DataFrame(counts(rng, n), columns=list(COUNTS)).assign(**about)
+    about = {"dataset": "d", "split": "test", "method": "m", "setting": "s", SHAPE: "2x1", "error": None}
+    rows = pd.DataFrame(counts(rng, n), columns=list(COUNTS)).assign(**about, prompt=np.arange(n))
     return named(block_efficiency_table(rows, bootstrap).iloc[0], "block_efficiency")
 
 
@@ -170,9 +163,8 @@ def of_positions(rng, n, bootstrap):
     """The first position is reached in every round, the third in fewer, all rounds drafting four tokens."""
     counted = histograms(rng, n)
     served = observed.by_position(counted, bootstrap)
-    rows = pd.DataFrame(
-        {"accepted_lengths": list(counted), "drafted_lengths": [[0, 0, 0, 0, sum(line)] for line in counted]}
-    )
+    rows = pd.DataFrame({"accepted_lengths": list(counted)})
+    rows["drafted_lengths"] = [[0, 0, 0, 0, sum(line)] for line in counted]
     rows["reached_lengths"] = [[0, *line[:3], sum(line[3:])] for line in counted]
     decoded = acceptance_positions(rows.assign(dataset="d", split="t", method="m", setting="s"), bootstrap)
     return {
@@ -183,9 +175,8 @@ def of_positions(rng, n, bootstrap):
 
 def of_heads(rng, n, bootstrap):
     both = three_methods(rng, n)
-    return named(
-        _worth(both[:, 1], both[:, 0], 0.2, bootstrap), "throughput", "gain", "discard_rate", "verification_rate"
-    )
+    worth = _worth(both[:, 1], both[:, 0], 0.2, bootstrap)
+    return named(worth, "throughput", "gain", "discard_rate", "verification_rate")
 
 
 def of_drafts(rng, n, bootstrap):

@@ -1,17 +1,21 @@
-"""The table of heads: what is replayed is the live policy, scores are what a loop finds, thresholds are chosen elsewhere."""
+"""Commands on recorded heads: the table of heads replays the live policy, calibrations help elsewhere, prices are what is
+reached at them.
+"""
 
 import numpy as np
 import pytest
 import torch
 
-from analysis import heads
+from analysis import heads, timing
 from analysis.replay.head_folders import side_by_side
+from analysis.replay.head_scores import drawn_samples
 from analysis.replay.policies import replay
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.files import read_table
 from data_gen import traces
-from toolkit import ModelPair
+from toolkit import ModelPair, config, testing
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
+from toolkit.acceptance.calibration import stored
 from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.metrics import throughput
@@ -57,6 +61,19 @@ def recorded(tiny_overrides, tiny_responses, folders, tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def elsewhere(tiny_overrides, tiny_responses, tmp_path_factory):
+    """The same texts with other acceptance draws, as stand-ins for other texts."""
+    return record(
+        tiny_overrides,
+        tiny_responses,
+        tmp_path_factory.mktemp("dev") / "dev",
+        "hidden=true",
+        "heads={}",
+        "max_drafted=7",
+    )
+
+
 def options(tiny_overrides, traces_folder, folders, *more):
     listed = ",".join(map(str, folders))
     thresholds = ",".join(map(str, THRESHOLDS))
@@ -96,14 +113,14 @@ def test_every_line_is_the_policy_that_decodes_with_the_head(made, recorded, fol
         (line,) = (table.loc[key] for key in table.index if key.startswith(f"{name}@"))
         found = {}
         for h in THRESHOLDS:
-            policy = (
-                Rate(PrereadEstimator(folder), cost_ratio=1.0, rate=1 - h)
-                if name == "preread"
-                else Survival(HeadEstimator(folder), h)
-            )
-            found[h] = replay(
-                trace, with_recorded_heads(Bounded(policy.bind(pair), 1 if name == "preread" else 2, MAX), names)
-            )
+            rate = Rate(PrereadEstimator(folder), cost_ratio=1.0, rate=1 - h)
+            policy, least = (rate, 1) if name == "preread" else (Survival(HeadEstimator(folder), h), 2)
+            found[h] = replay(trace, with_recorded_heads(Bounded(policy.bind(pair), least, MAX), names))
+        *_, text = drawn_samples(
+            trace, trace.estimates["preread.preread" if name == "preread" else name], name == "preread"
+        )
+        assert line.tokens == int((~dev)[text.numpy()].sum()) > 100
+        assert line.binary_kl_low <= line.binary_kl <= line.binary_kl_high
         best = max(found, key=lambda h: throughput(total(found[h], dev), 0.2))
         assert line.setting == f"h={best:g}"
         counts = total(found[best], ~dev)
@@ -120,34 +137,6 @@ def test_states_and_recorded_logits_give_the_same_table(made):
     assert states["head"].tolist() == logits["head"].tolist() and len(states) == 4
     for name in ("binary_kl", "auroc", "throughput"):  # states are kept in half precision
         np.testing.assert_allclose(states[name], logits[name], rtol=0.02)
-
-
-def test_scores_against_a_loop(made, recorded):
-    trace = read_traces(recorded["logits"])
-    dev, text = dev_texts(trace.num_texts), torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
-    said: dict[str, list[float]] = {"run": [], "preread": []}
-    labels = []
-    for i in range(trace.num_positions):
-        last = i + 1 == trace.num_positions or text[i + 1] != text[i]
-        if dev[text[i]] or (last if trace.accepted[i] else trace.roll_length[i] == 0):
-            continue  # not reported on, or the draft never read the token
-        reading = i + 1 if trace.accepted[i] else int(trace.roll_first[i])
-        said["run"].append(float(trace.estimates["run"][reading]))
-        said["preread"].append(float(trace.estimates["preread.preread"][i, 0]))
-        labels.append(float(trace.accept_prob[i]))
-    p = np.clip(np.array(labels), 1e-12, 1 - 1e-12)
-    table = read_table(made["logits"], "heads").set_index("head")
-    assert len(p) > 100
-    for name, logits in said.items():
-        (line,) = (table.loc[key] for key in table.index if key.startswith(f"{name}@"))
-        q = 1 / (1 + np.exp(-np.array(logits)))
-        assert line.tokens == len(p)
-        assert line.binary_kl == pytest.approx(
-            (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean(), rel=1e-4
-        )
-        wins = [(p[i] * (1 - p[q < q[i]])).sum() + p[i] * (1 - p[q == q[i]]).sum() / 2 for i in range(len(p))]
-        assert line.auroc == pytest.approx(sum(wins) / (p.sum() * (1 - p).sum()), abs=2e-3)
-        assert line.binary_kl_low <= line.binary_kl <= line.binary_kl_high
 
 
 def test_settings_come_from_the_heads_own_folders(made):
@@ -167,37 +156,81 @@ def test_finished_work_is_kept(made, tiny_overrides, recorded, folders, monkeypa
     assert heads.run(again) == made["states"]
 
 
-def test_thresholds_from_other_traces(tiny_overrides, tiny_responses, recorded, folders, tmp_path):
-    dev = record(tiny_overrides, tiny_responses, tmp_path / "dev", "hidden=true", "heads={}", "limit=20")
-    out = heads.run(
-        options(tiny_overrides, recorded["states"], [folders["linear"]], f"dev={dev}", f"paths.output_dir={tmp_path}/o")
-    )
+def test_thresholds_from_other_traces(tiny_overrides, elsewhere, recorded, folders, tmp_path):
+    words = [f"dev={elsewhere}", f"paths.output_dir={tmp_path}/o"]
+    out = heads.run(options(tiny_overrides, recorded["states"], [folders["linear"]], *words))
     table, curves = read_table(out, "heads"), read_table(out, "thresholds")
     assert (table.texts == 40).all()
     mine = curves[curves.method == table["head"].iloc[1]]  # fixed lengths have a curve, too
     assert table.setting.iloc[1] == mine.setting[mine.dev_throughput.idxmax()]
 
 
-def test_bad_input_is_one_line(tiny_overrides, tiny_responses, recorded, folders, tmp_path):
-    other = AcceptanceHead(16).save(tmp_path / "other", {"draft_fingerprint": "of another"})
-    stranger = AcceptanceHead(16).save(tmp_path / "stranger")
-    states, logits = recorded["states"], recorded["logits"]
-    for traces_folder, given, more, message in (
-        (states, [other], [], "(fingerprint of another, this one "),
-        (logits, [stranger], [], "hold neither states nor logits"),
-        (states, [folders["linear"]] * 2, [], "holds the same head as"),
-        (states, [tmp_path], [], "expected an acceptance head"),
-        (states, [], [], "heads: expected folders of heads"),
-        (states, [folders["linear"]], [f"dev={states}"], "dev: expected traces of other texts"),
-        (states, [folders["linear"]], ["dev_share=1"], "dev_share: expected a number in (0, 1), got 1"),
-        (states, [folders["linear"]], ["thresholds=[2]"], "thresholds: expected a list of numbers in [0, 1], got [2]"),
-        (tmp_path, [folders["linear"]], [], "expected a folder of data_gen.traces"),
+def test_bad_input_is_one_line(tiny_overrides, recorded, folders, tmp_path):
+    """What is wrong with heads and traces: tests/analysis/replay/test_recorded_heads.py."""
+    assert side_by_side(tmp_path) == [tmp_path], "a folder of heads needs no manifest"
+    states, linear = recorded["states"], [folders["linear"]]
+    for given, more, message in (
+        ([tmp_path], [], "expected an acceptance head"),
+        (linear, [f"dev={states}"], "dev: expected traces of other texts"),
+        (linear, ["thresholds=[2]"], "thresholds: expected a list of numbers in [0, 1], got [2]"),
     ):
         words = [*more, f"paths.output_dir={tmp_path}/bad", "overwrite=true"]
         with pytest.raises(InputError, match=r"^[^\n]*$") as error:
-            heads.run(options(tiny_overrides, traces_folder, given, *words))
+            heads.run(options(tiny_overrides, states, given, *words))
         assert message in str(error.value)
 
 
-def test_a_folder_of_heads_needs_no_manifest(tmp_path):
-    assert side_by_side(tmp_path) == [tmp_path]
+def test_both_heads_of_a_folder_are_calibrated(tiny_overrides, recorded, elsewhere, tmp_path):
+    given = testing.random_heads(tmp_path / "heads", 16, 16)
+    words = [
+        *tiny_overrides, f"heads=[{given}]", f"fit={{a: {recorded['states']}}}", "max_depth=3",
+        f"traces={{a: {elsewhere}, b: {elsewhere}}}", f"paths.output_dir={tmp_path}/out",
+    ]  # fmt: skip
+    folder = heads.run(compose("heads", words))
+    scores = read_table(folder, "scores").set_index(["head", "dataset", "scope", "version"])
+    assert not scores.loc[("survival", "b", "position", "raw")].in_distribution
+    for kind in ("survival", "preread"):
+        for scope in ("position", "product"):
+            raw, mended = (scores.loc[(kind, "a", scope, version)] for version in ("corrected", "calibrated"))
+            assert mended.ece < raw.ece and mended.log_loss < raw.log_loss
+            assert mended.auroc >= raw.auroc - 0.05
+        assert (folder / f"reliability-{kind}.png").stat().st_size > 10_000
+    for kind in (AcceptanceHead, PrereadHead):
+        assert stored.load(folder / "head", kind) is not None and kind.is_in(folder / "head")
+        assert stored.load(given, kind) is None  # the head that was given stays as it is
+    stamp = (folder / "scores.csv").stat().st_mtime_ns
+    heads.run(compose("heads", words))
+    assert (folder / "scores.csv").stat().st_mtime_ns == stamp
+    with pytest.raises(InputError, match="the same for b"):
+        heads.run(compose("heads", [*words, f"traces={{a: {elsewhere}, b: {recorded['states']}}}"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "ratios"), [("linear", "specdec_pp", [0.2]), ("preread", "rate", [0.1, 0.3])]
+)
+def test_prices_are_worth_what_the_table_says(kind, method, ratios, recorded, folders, pair, tiny_overrides, tmp_path):
+    """What the table says is what the policy reaches when it is played at that price; the stopping problem's is above."""
+    head = str(folders[kind])
+    words = [
+        *tiny_overrides, f"traces={recorded['logits']}", f"head={head}", f"cost_ratios={ratios}", "values=true",
+        f"paths.output_dir={tmp_path}/p",
+    ]  # fmt: skip
+    folder, trace = timing.run(compose("timing", words)), read_traces(recorded["logits"])
+    lines = read_table(folder, "prices").to_dict("records")
+    assert [line["c"] for line in lines] == ratios
+    for line in lines:
+        name, *overrides = (word.removeprefix("method") for word in line["override"].split())
+        assert name == f"={method}"
+        words = [*(word.removeprefix(".") for word in overrides), "min_drafted=1", f"max_drafted={MAX}"]
+        policy = config.method(method, words, head).bind(pair).policy
+        reached = throughput(replay(trace, with_recorded_heads(policy, {head: kind})).total, line["c"])
+        assert reached == pytest.approx(line["tokens per target time"], rel=1e-3)
+        assert line["best policy"] >= 0.98 * line["tokens per target time"]
+        assert line["rate rule below it"] == pytest.approx(1 - line["tokens per target time"] / line["best policy"])
+    thresholds, values = read_table(folder, "thresholds"), read_table(folder, "values")
+    assert thresholds.h.between(0, 1).all() and set(thresholds.k) == set(range(1, MAX))
+    if len(ratios) == 1:
+        assert values.groupby("k").states.sum().is_monotonic_decreasing
+    assert "## thresholds" in (folder / "prices.md").read_text()
+    with pytest.raises(InputError, match="cost_ratios: expected a list of numbers above 0"):
+        timing.run(compose("timing", [*tiny_overrides, "cost_ratios=[0.1,-1]"]))

@@ -1,6 +1,4 @@
-"""A multirun of four heads and a sweep with the best of them, offline: what the files hold that are synced later."""
-
-from __future__ import annotations
+"""A multirun of four heads, offline: what the files hold that are synced later."""
 
 import os
 import subprocess
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.offline_runs import inventory, table
-from toolkit.files.atomic import read_json, write_json
+from toolkit.files.atomic import read_json
 from toolkit.runs.tracking import run_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +23,7 @@ def run_command(folder, module, *words):
 
 
 @pytest.mark.slow
-def test_a_multirun_and_a_sweep_offline(tiny_overrides, tiny_mix, tiny_responses, tmp_path):
+def test_a_multirun_offline(tiny_overrides, tiny_mix, tmp_path):
     words = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, "paths.root_dir=out"]
     run_command(tmp_path, "toolkit.train", "-m", "head.depth=0,1", "loss.w_rej=1,6", *words)
     (multirun,) = (tmp_path / "out" / "multirun").iterdir()
@@ -33,18 +31,6 @@ def test_a_multirun_and_a_sweep_offline(tiny_overrides, tiny_mix, tiny_responses
     heads = [tmp_path / job["folder"] for job in jobs]
     check_heads(heads, multirun.name)
     check_table(multirun, heads)
-    prompts = tiny_responses.parent / "prompts.jsonl"
-    grid = {
-        "speculative": {"policy.num_drafted": [1, 2]},
-        "specdec_pp": {"head": [f"{heads[0]}/head"], "policy.threshold": [0.3, 0.7]},
-    }
-    write_json(tmp_path / "conf" / "grid" / "mine.yaml", grid)  # JSON is YAML
-    run_command(
-        tmp_path, "analysis.sweep", f"--config-dir={tmp_path}/conf", "grid=mine", *tiny_overrides, "prompts=jsonl",
-        f"prompts.path={prompts}", "prompts.limit=4", "source=live", "sampling.max_new_tokens=8",
-        "paths.output_dir=out/sweep",
-    )  # fmt: skip
-    check_sweep(tmp_path / "out" / "sweep")
 
 
 def check_heads(folders, group):
@@ -71,20 +57,3 @@ def check_table(folder, heads):
         scores = read_json(head / "metrics.json")
         assert row[columns.index("val/auroc")] == pytest.approx(scores["val/auroc"], rel=1e-5)
     assert len({run_of(head)["id"] for head in heads}) == 4
-
-
-def check_sweep(folder):
-    """The sweep: its tables, two charts and figures; the best setting as numbers."""
-    found = inventory(folder)
-    assert (found["job_type"], found["exit"], found["group"]) == ("sweep", 0, "out")
-    own = {"sweep/rows", "sweep/summary", "sweep/by_position"}
-    assert own <= set(found["tables"]) and set(found["charts"]) == {"sweep/settings", "sweep/curves"}
-    assert len(found["images"]) == 3
-    assert {"throughput", "failed_settings", "parameters/target"} <= set(found["scalars"])
-    columns, rows = table(folder, "sweep/summary")
-    best = dict(zip(columns, max(rows, key=lambda row: row[columns.index("throughput")]), strict=True))
-    for name in ("verification_rate", "discard_rate", "throughput"):
-        assert found["scalars"][name] == pytest.approx(best[name])
-    assert found["scalars"]["gain"] == pytest.approx(best["throughput"] - 1)
-    methods = [row[columns.index("method")] for row in rows]
-    assert methods == ["speculative"] * 2 + ["specdec_pp"] * 2

@@ -1,7 +1,5 @@
 """analysis.paper: a page is made of finished runs, and each entry of conf/papers is a table that can be made."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 
@@ -25,7 +23,8 @@ REPEATED = {"mcsd_table3": 1, "mcsd_table5": 1, "mcsd_table7": 2}  # published r
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_every_entry_is_a_table_of_runs_that_its_stages_make(name):
+def test_every_entry_is_a_table_of_runs_that_its_stages_make(name, tmp_path):
+    """Sizes come from the runs: 7 prompts where 7 ran; what is said of the toy pair is left out where another one ran."""
     key, item, whole = ENTRIES[name]
     table, entry = PaperTable.of(papers.table(key, item, whole)), whole["entries"][item]
     assert table.rows or table.figure
@@ -33,15 +32,8 @@ def test_every_entry_is_a_table_of_runs_that_its_stages_make(name):
     assert set(entry["runs"].values()) <= set(expand_stages(papers.experiment(key, item, whole)["before"]))
     rows = Counter(tuple(row) for row in table.published.values())
     assert sum(rows.values()) - len(rows) == REPEATED.get(name, 0), "a copied row would stand there twice"
-
-
-@pytest.mark.parametrize("name", ENTRIES)
-def test_sentences_name_no_sizes_and_no_other_pair(name, tmp_path):
-    """Sizes come from the runs: 7 prompts where 7 ran; what is said of the toy pair is left out where another one ran."""
-    key, item, whole = ENTRIES[name]
-    table = PaperTable.of(papers.table(key, item, whole))
     size = re.compile(r"([\w,]+)(?: new| test| training)? (?:prompts|tokens|positions|configurations)\b")
-    runs = Runs(dict.fromkeys(whole["entries"][item]["runs"], run_of(tmp_path)))
+    runs = Runs(dict.fromkeys(entry["runs"], run_of(tmp_path)))
     for models, other in (("toy/draft drafts for toy/target", "models"), ("a drafts for b", "toy")):
         lines = differences(table, runs, models)
         assert not any(FACT.search(line) for line in lines)
@@ -63,16 +55,14 @@ def run_of(folder):
 
 def test_sentences_say_what_ran(tmp_path):
     cfg = {"paths": {"output_dir": str(tmp_path)}, "overwrite": False, "cost_ratio": 0.25}
-    stage = open_stage(
-        "compare",
-        OmegaConf.create({**cfg, "grid": {"dsbd": {"proposer": {"num_beams": [1, 2]}}}, "sampling": {"top_k": 9}}),
-    )
+    cfg |= {"grid": {"dsbd": {"proposer": {"num_beams": [1, 2]}}}, "sampling": {"top_k": 9}}
+    stage = open_stage("compare", OmegaConf.create(cfg))
     stage.finish(num_prompts=1234)
     runs = Runs({"x": stage.folder})
-    sentence_filled = runs.filled(
+    words = (
         "{x.num_prompts} prompts, c = {x.cost_ratio}, widths {x.grid.dsbd.proposer.num_beams}, top-k {x.sampling.top_k}"
     )
-    assert sentence_filled == "1,234 prompts, c = 0.25, widths 1 and 2, top-k 9"
+    assert runs.filled(words) == "1,234 prompts, c = 0.25, widths 1 and 2, top-k 9"
     assert runs.filled("{y.num_prompts} prompts") is None and runs.filled("{x.batches} batches") is None
     assert "num_prompts 1234" in runs_list(runs)
 

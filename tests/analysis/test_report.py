@@ -1,8 +1,11 @@
 """The report: everything it shows is in it."""
 
+import importlib.util
 import json
 import re
+import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -57,15 +60,17 @@ def inputs(tmp_path_factory, sweeps):
     return [made, sweeps["test"]]
 
 
-def test_a_tracked_frontier_leaves_an_offline_run(inputs):
-    (run,) = (inputs[0] / "wandb").glob("offline-run-*")
-    tables = {path.name.split("_")[0] for path in (run / "files" / "media" / "table" / "frontier").iterdir()}
-    assert tables == {"frontier", "settings", "costs", "settings-ids", "curves-ids"}
-    assert len(list((run / "files" / "media" / "images" / "frontier").iterdir())) == 2
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, inputs):
+    """A report with all that can be had without a server."""
+    words = ["title='A <b>title</b>'"]
+    if importlib.util.find_spec("wandb_workspaces"):
+        words += ["publish=true", "entity=team", "project=lab", "dry_run=true"]
+    return run(tmp_path_factory.mktemp("report"), inputs, *words)
 
 
-def test_html_is_whole_and_needs_nothing_else(tmp_path, inputs):
-    text = (run(tmp_path, inputs, "title='A <b>title</b>'") / "report.html").read_text()
+def test_html_is_whole_and_needs_nothing_else(made):
+    text = (made / "report.html").read_text()
     page = Page(text)
     assert page.open == []
     outside = [address for address in page.addresses if not address.startswith(("#", "data:image/png;base64,"))]
@@ -75,30 +80,22 @@ def test_html_is_whole_and_needs_nothing_else(tmp_path, inputs):
     assert sum(address.startswith("data:") for address in page.addresses) == 5
     for words in ("A <b>title</b>", "SpecDec++", "way to the oracle", *DEFINITIONS.values()):
         assert words in page.text
-
-
-def test_the_result_is_one_sentence(tmp_path, inputs):
-    page = (run(tmp_path, inputs) / "report.html").read_text()
-    (said,) = re.findall(r'<p class="headline">(.*?)</p>', page)
+    (said,) = re.findall(r'<p class="headline">(.*?)</p>', text)
     assert re.fullmatch(r"Gain in tokens per target time over the best fixed K at c = 0\.2: .* on ids.*\.", said)
-
-
-def test_markdown_refers_to_figures_that_are_there(tmp_path, inputs):
-    folder = run(tmp_path, inputs)
-    text = (folder / "report.md").read_text()
-    figures = re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)
+    figures = re.findall(r"!\[[^]]*\]\(([^)]*)\)", (made / "report.md").read_text())
     assert len(figures) == 5
     for figure in figures:
-        assert (folder / figure).read_bytes().startswith(b"\x89PNG")
-    assert "| ids | SpecDec++ |" in text
+        assert (made / figure).read_bytes().startswith(b"\x89PNG")
+    assert "| ids | SpecDec++ |" in (made / "report.md").read_text()
 
 
-def test_tables_are_complete_and_larger_ones_named(tmp_path, inputs):
-    page = (run(tmp_path, inputs) / "report.html").read_text()
+def test_tables_are_complete_and_larger_ones_named(tmp_path, inputs, made):
     settings = pd.read_csv(inputs[0] / "settings.csv")
-    assert f"settings ({len(settings)} lines)" in page
+    assert f"settings ({len(settings)} lines)" in (made / "report.html").read_text()
     small = (run(tmp_path, inputs, "max_cells=30") / "report.html").read_text()
     assert "72 lines of" in small, "single rows are named, not shown"
+    with pytest.raises(InputError, match="inputs: expected an output folder"):
+        run(tmp_path, [tmp_path / "nowhere"])
 
 
 NASTY = "<script>alert(1)</script> | [x](javascript:1) `a` </pre>\u2028"
@@ -143,53 +140,41 @@ def test_runs_of_other_sampling_are_kept_apart(tmp_path):
     write_manifest(tmp_path / "head", {"stage": "train", "config": {"pair": {"target": "t", "draft": "d"}}})
     write_manifest(tmp_path / "other", {"stage": "train", "config": {"pair": {"target": "t", "draft": "e"}}})
     groups = grouped([read_folder(tmp_path / name) for name in ("a", "b", "c", "head", "other")])
-    assert [[folder.path.name for folder in group.folders] for group in groups] == [
-        ["a", "c", "head"],
-        ["b"],
-        ["other"],
-    ]
+    names = [[folder.path.name for folder in group.folders] for group in groups]
+    assert names == [["a", "c", "head"], ["b"], ["other"]]
     page = (run(tmp_path / "out", [tmp_path / "a", tmp_path / "b"]) / "report.html").read_text()
     assert "2 different pairs or sampling settings" in page
     assert page.count('class="headline"') == 2
 
 
-def test_what_the_specification_says(tmp_path, inputs):
-    spec = read_json(run(tmp_path, inputs) / "report.json")
-    (group,) = spec["groups"]
-    assert [panel["name"] for panel in group["panels"]] == [
-        "frontier",
-        "costs",
-        "positions",
-        "calibration",
-        "comparison",
-    ]
-    by_name = {panel["name"]: panel for panel in group["panels"]}
-    assert by_name["calibration"]["missing"] and not by_name["frontier"]["missing"]
-    assert by_name["frontier"]["logged"] == ["frontier/pareto-ids"]
-    assert len(by_name["frontier"]["runs"]) == 1, "the frontier was tracked"
-    assert group["pair"]["target"] and group["sampling"]["max_new_tokens"]
-
-
-def test_the_specification_becomes_a_wandb_report_without_a_server(tmp_path, inputs):
+def test_the_specification_becomes_a_wandb_report_without_a_server(made, inputs):
     """Its serialised form holds the headline, the table, and for every panel the runs and the keys that they logged."""
+    (logged,) = (inputs[0] / "wandb").glob("offline-run-*")
+    tables = {path.name.split("_")[0] for path in (logged / "files" / "media" / "table" / "frontier").iterdir()}
+    assert tables == {"frontier", "settings", "costs", "settings-ids", "curves-ids"}
+    assert len(list((logged / "files" / "media" / "images" / "frontier").iterdir())) == 2
+    spec = read_json(made / "report.json")
+    (group,) = spec["groups"]
+    frontier_panel, _, _, calibration, comparison = group["panels"]
+    names = [panel["name"] for panel in group["panels"]]
+    assert names == ["frontier", "costs", "positions", "calibration", "comparison"]
+    assert calibration["missing"] and not frontier_panel["missing"]
+    assert frontier_panel["logged"] == ["frontier/pareto-ids"]
+    (run_id,) = frontier_panel["runs"]
+    assert group["pair"]["target"] and group["sampling"]["max_new_tokens"]
     pytest.importorskip("wandb_workspaces")
-    made = run(tmp_path, inputs, "publish=true", "entity=team", "project=lab", "dry_run=true")
-    spec, found = read_json(made / "report.json"), read_json(made / "wandb_report.json")
+    found = read_json(made / "wandb_report.json")
     assert found["project"]["name"] == "lab" and found["project"]["entityName"] == "team"
     assert found["displayName"] == spec["title"]
     text = json.dumps(found)
-    run_id = spec["groups"][0]["panels"][0]["runs"][0]
-    assert (
-        json.dumps(spec["groups"][0]["headline"]) in text
-        and json.dumps(spec["groups"][0]["panels"][4]["table"]) in text
-    )
-    for words in (
+    shown = [
+        json.dumps(group["headline"]),
+        json.dumps(comparison["table"]),
+        calibration["missing"],
         f'"value": ["{run_id}"]',
-        '"mediaKeys": ["frontier/pareto-ids"]',
-        '"mediaKeys": ["frontier/costs-ids"]',
-    ):
+    ]
+    for words in (*shown, *(f'"mediaKeys": ["frontier/{name}-ids"]' for name in ("pareto", "costs"))):
         assert words in text, words
-    assert spec["groups"][0]["panels"][3]["missing"] in text
 
 
 def test_colours_stand_out_on_a_dark_page():
@@ -198,11 +183,6 @@ def test_colours_stand_out_on_a_dark_page():
         linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
         assert (np.array([0.2126, 0.7152, 0.0722]) @ linear + 0.05) / (0.008 + 0.05) > 4.5, color
     assert {look(method).color for method in METHODS} <= set(DARK)
-
-
-def test_a_folder_without_a_manifest_is_refused(tmp_path):
-    with pytest.raises(InputError, match="inputs: expected an output folder"):
-        run(tmp_path, [tmp_path / "nowhere"])
 
 
 def test_titles_call_models_as_the_command_did(tmp_path):
@@ -216,3 +196,113 @@ def test_titles_call_models_as_the_command_did(tmp_path):
     (group,) = grouped([read_folder(tmp_path / name) for name in ("frontier", "sweep")])
     assert group.title == "toy/target with one and two, temperature=1.0"
     assert group.called("sha256:unknown") == "sha256:unknown"
+
+
+# -- the report in a real browser: no console error, every panel filled, readable at any width ------------------------
+
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    chromium = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("no chromium and chromedriver are installed (Debian: apt-get install chromium chromium-driver)")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield opened
+    opened.quit()
+
+
+def opened(browser, folder: Path, width: int, dark: bool):
+    """The page at this width, once every chart has been drawn."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get((folder / "report.html").resolve().as_uri())
+    drawn = "return [...document.querySelectorAll('.chart')].every(chart => chart.dataset.drawn)"
+    WebDriverWait(browser, 60).until(lambda one: one.execute_script(drawn))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_all_panels_are_filled_without_an_error(browser, made, width, dark):
+    opened(browser, made, width, dark)
+    assert browser.get_log("browser") == []
+    marks = "return [...document.querySelectorAll('.chart')].map(chart => chart.querySelectorAll('svg path').length)"
+    counts = browser.execute_script(marks)
+    assert len(counts) >= 3 and min(counts) > 5
+    wide, view = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert wide <= view, "nothing reaches beyond the screen; tables scroll by themselves"
+    background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") is not dark
+    requests = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert [name for name in requests if not name.startswith("data:")] == []
+
+
+@pytest.mark.slow
+def test_tables_are_sorted_by_a_click_and_back(browser, made):
+    opened(browser, made, 1280, False)
+    script = """
+        const table = document.querySelector('table'), cells = [...table.tHead.rows[0].cells];
+        const index = cells.findIndex(cell => cell.className === 'number');
+        const button = table.tHead.rows[0].cells[index].querySelector('button');
+        const read = () => [...table.tBodies[0].rows].map(row => parseFloat(row.cells[index].textContent));
+        button.click(); const up = read(); button.click(); return [up, read()];"""
+    up, down = browser.execute_script(script)
+    assert up == sorted(up) and down == sorted(up, reverse=True) and len(set(up)) > 1
+
+
+@pytest.mark.slow
+def test_a_point_says_its_setting_and_counts(browser, made):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    opened(browser, made, 1280, False)
+    point = browser.find_element("css selector", "#chart-1-1 .mark-symbol.role-mark path")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", point)
+    ActionChains(browser).move_to_element(point).perform()
+    tip = (
+        WebDriverWait(browser, 10)
+        .until(lambda one: one.find_element("css selector", "#vg-tooltip-element.visible"))
+        .text
+    )
+    assert all(word in tip for word in ("method", "setting", "head", "num generated", "discard rate")), tip
+
+
+@pytest.mark.slow
+def test_on_paper_nothing_stays_closed_but_long_tables(browser, made):
+    """As printed from a dark screen: white, sections open, tables whole, long and wide ones left to their files."""
+    opened(browser, made, 1280, True)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 718, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    heights = """return [...document.querySelectorAll('details')].map(one => [
+        one.classList.contains('long'), one.lastElementChild.getBoundingClientRect().height])"""
+    found = browser.execute_script(heights)
+    assert {long for long, _ in found} == {True, False}
+    assert all((height == 0) is long for long, height in found)
+    overflow = (
+        "return [...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right - innerWidth)"
+    )
+    assert max(browser.execute_script(overflow)) <= 1, "no table is cut at the right"
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")

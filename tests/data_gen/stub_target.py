@@ -122,6 +122,13 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: s
 def stub_target(folder: str, model: str = "tiny", end: int = 2) -> Iterator[StubTarget]:
     """A running server; `address` is its base."""
     stub = StubTarget(folder, model, end)
+    with served(stub):
+        yield stub
+
+
+@contextmanager
+def served(stub: Any) -> Iterator[None]:
+    """A server whose requests the stub answers by its `post` and `get`; its `address` is set, at the end its `over`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -138,7 +145,7 @@ def stub_target(folder: str, model: str = "tiny", end: int = 2) -> Iterator[Stub
     stub.address = f"http://127.0.0.1:{server.server_address[1]}/v1"
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
-        yield stub
+        yield
     finally:
         stub.over.set()
         server.shutdown()

@@ -18,12 +18,9 @@ def test_examples_are_deterministic(domain):
     first, again = (get(domain).examples("train", COUNT, seed=1) for _ in range(2))
     assert first == again
     assert first != get(domain).examples("train", COUNT, seed=2)
+    if domain != "code":
+        assert get(domain).examples("train", 10, seed=1) == first[:10]
     assert len({example.id for example in first}) == len({example.prompt for example in first}) == COUNT
-
-
-@pytest.mark.parametrize("domain", ["instruct", "math"])
-def test_a_shorter_list_is_the_beginning_of_a_longer_one(domain):
-    assert get(domain).examples("dev", 10) == get(domain).examples("dev", 30)[:10]
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -32,14 +29,6 @@ def test_splits_share_no_prompt(domain):
     assert all(len(found) >= COUNT for found in prompts.values())
     assert prompts["train"].isdisjoint(prompts["dev"] | prompts["test"])
     assert prompts["dev"].isdisjoint(prompts["test"])
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(KeyError, match="known domains: instruct"):
-        get("poetry")
-    for domain in DOMAINS:
-        with pytest.raises(ValueError, match="known splits: train"):
-            get(domain).examples("validation", 1)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -108,5 +97,6 @@ def test_generated_frozen_prompts_are_those_of_the_domains(tmp_path):
     freeze(tmp_path, {"dev": 20})
     for domain in ("instruct", "math"):
         assert load_frozen(domain, "dev", tmp_path) == load_frozen(domain, "dev")[:20]
-    with pytest.raises(KeyError, match="no frozen prompts"):
-        load_frozen("math", "train")
+    for unknown in (lambda: load_frozen("math", "train"), lambda: get("poetry"), lambda: get("math").examples("x", 1)):
+        with pytest.raises((KeyError, ValueError), match="no frozen prompts|known domains: |known splits: "):
+            unknown()

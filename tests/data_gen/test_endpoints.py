@@ -1,7 +1,5 @@
 """Responses from endpoints: right ones, and servers that are down, slow, busy, or say other things than were asked for."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -91,20 +89,21 @@ def test_rows_are_those_of_decoding_here_with_the_servers_tokens(make, stub, che
     assert [row["prompt_ids"] for row in rows_of(local)] == [row["prompt_ids"] for row in rows]
 
 
-@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
-def test_no_proxy_stands_in_front_of_this_machine(make, stub, monkeypatch, proxy):
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+def test_no_proxy_stands_in_front_of_this_machine(make, stub, monkeypatch):
+    """One that cannot be used is one line where it would stand."""
+    for name, proxy in (
+        ("http_proxy", "http://127.0.0.1:9"),
+        ("HTTP_PROXY", "http://127.0.0.1:9"),
+        ("ALL_PROXY", "socks9://a:9"),
+    ):
         monkeypatch.setenv(name, proxy)
     monkeypatch.delenv("no_proxy")
     monkeypatch.delenv("NO_PROXY", raising=False)
     assert {row["status"] for row in rows_of(make())} == {"done"}
-
-
-def test_a_proxy_that_cannot_be_used_is_one_line(make, stub, monkeypatch):
-    monkeypatch.setenv("ALL_PROXY", "socks9://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy")
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name)
     with pytest.raises(InputError, match="http://far.example/v1/completions: HTTP_PROXY, .*socks9"):
-        make(addresses=["http://far.example/v1"])
+        make(addresses=["http://far.example/v1"], folder="far")
 
 
 def test_every_field_of_the_sampling_is_sent(make, stub):
@@ -159,9 +158,7 @@ def test_the_key_goes_into_the_header_and_nowhere_else(make, stub, monkeypatch):
     folder = make("served.key_variable=THE_KEY")
     assert {headers["Authorization"] for headers in stub.headers} == {"Bearer sk-secret"}
     assert not any("sk-secret" in path.read_text() for path in folder.rglob("*") if path.is_file())
-    with pytest.raises(
-        InputError, match="served.key_variable: expected the endpoint's key in .* NO_SUCH_KEY, it is not set"
-    ):
+    with pytest.raises(InputError, match="served.key_variable: expected .* NO_SUCH_KEY, it is not set"):
         make("served.key_variable=NO_SUCH_KEY", folder="other")
 
 
@@ -175,21 +172,6 @@ def test_no_more_requests_per_minute_than_allowed(make, stub):
     make("served.requests_per_minute=1200", "served.concurrency=8")
     gaps = sorted(stub.moments)
     assert gaps[-1] - gaps[0] >= 0.05 * (COUNT - 1) * 0.9
-
-
-def test_several_endpoints_share_the_rows(make, stub, checkpoints):
-    with stub_target(str(checkpoints[0])) as other:
-        for one in (stub, other):
-            one.change = lambda request, answer: (time.sleep(0.02), answer)[1]
-        folder = make(addresses=[stub.address, other.address])
-        assert len(stub.requests) + len(other.requests) == COUNT and stub.requests and other.requests
-        assert sum(read_manifest(folder)["served"]["endpoint"].values()) == COUNT
-
-
-def test_ranks_share_the_work(make, stub):
-    make("world_size=2", "rank=1")
-    assert len(stub.requests) == 4
-    assert len(rows_of(make("world_size=2", "rank=0"))) == COUNT == len(stub.requests)
 
 
 # -- what names the folder --------------------------------------------------------------------------------------------
@@ -255,8 +237,15 @@ def test_the_rows_of_an_endpoint_that_goes_down_go_to_the_others(make, stub, che
         stub.change = lambda request, answer: (down(stub), (_ for _ in ()).throw(OSError()))[1]
         folder = make(addresses=[stub.address, other.address])
         assert len(other.requests) == COUNT
-    assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT}
-    assert capsys.readouterr().err.count("is left out") == 1
+        assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT}
+        assert capsys.readouterr().err.count("is left out") == 1
+        with stub_target(str(checkpoints[0])) as third:
+            other.requests.clear()
+            for one in (other, third):
+                one.change = lambda request, answer: (time.sleep(0.02), answer)[1]
+            folder = make(addresses=[other.address, third.address], folder="shared")
+            assert len(other.requests) + len(third.requests) == COUNT and other.requests and third.requests
+            assert sum(read_manifest(folder)["served"]["endpoint"].values()) == COUNT
 
 
 def test_an_endpoint_that_stalls_is_left_and_its_rows_are_not_lost(make, stub, checkpoints):
@@ -344,16 +333,14 @@ def test_a_field_that_a_server_does_not_know_is_refused_where_it_matters(make, s
     assert "may have been ignored" in next(iter(told.values()))
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["served.engine=openai", "sampling.top_k=3"], "sampling.top_k: engine=openai knows no top_k"),
-        (["+served.request.temperature=0"], "served.request.temperature: said by model, prompts and sampling"),
-        (["+served.request.top_p=null", "sampling.top_p=.5"], "served.request.top_p: said by"),
-        (["endpoints=[localhost:8000]"], "endpoints: expected an address like"),
-        (["endpoints=['http://a:b@host/v1']"], "expected an address without a password"),
-    ],
-)
+@pytest.mark.parametrize(("more", "message"), [
+    (["served.engine=openai", "sampling.top_k=3"], "sampling.top_k: engine=openai knows no top_k"),
+    (
+        ["+served.request.top_p=null", "sampling.top_p=.5"],
+        "served.request.top_p: said by model, prompts and sampling",
+    ),
+    (["endpoints=['http://a:b@host/v1']"], "expected an address without a password"),
+])  # fmt: skip
 def test_what_cannot_be_asked_is_refused_at_once(make, stub, more, message):
     with pytest.raises(InputError, match=message) as caught:
         make(*more)
@@ -378,18 +365,13 @@ def choice(**changes):
 
 LIES = {
     "too many tokens": (choice(token_ids=[5] * 7), "it returns 7 tokens, asked for were 1 to 6"),
-    "none": (choice(token_ids=[]), "it returns 0 tokens, asked for were 1 to 6"),
+    "none": (choice(token_ids=[]), "it returns 0 tokens"),
     "outside the vocabulary": (choice(token_ids=[5, 10**6]), r"it returns the token 1000000: expected ids in \[0, "),
     "negative": (choice(token_ids=[-1, 2]), "it returns the token -1"),
-    "no numbers": (choice(token_ids=["a", 2]), "it returns the token 'a'"),
     "truth": (choice(token_ids=[True, 2]), "it returns the token True"),
     "another prompt": (choice(prompt_token_ids=[4, 4]), "it has read another prompt"),
-    "a longer prompt": (
-        lambda request, answer: {**answer, "usage": {"prompt_tokens": 99}}, "it has read 99 tokens of a prompt, sent were",
-    ),
-    "miscounted": (
-        lambda request, answer: {**answer, "usage": {"completion_tokens": 1}}, "tokens and says that there are 1",
-    ),
+    "a longer prompt": (lambda request, answer: {**answer, "usage": {"prompt_tokens": 99}}, "it has read 99 tokens"),
+    "miscounted": (lambda request, answer: {**answer, "usage": {"completion_tokens": 1}}, "says that there are 1"),
     "two choices": (lambda request, answer: {**answer, "choices": answer["choices"] * 2}, "expected one choice"),
     "no choice": (lambda request, answer: {"object": "list"}, "expected one choice"),
     "a list": (lambda request, answer: [answer], "expected one choice"),
@@ -438,15 +420,7 @@ def text_alone(request, answer):
     return {**answer, "choices": [{name: right[name] for name in ("index", "text", "finish_reason")}]}
 
 
-def test_texts_are_encoded_again(make, stub):
-    stub.change = text_alone
-    folder = make()
-    said = [stub.response({"prompt": row["prompt_ids"], "max_tokens": 6}) for row in rows_of(folder)]
-    assert [row["token_ids"] for row in rows_of(folder)] == said
-    assert read_manifest(folder)["served"]["ids"] == {"encoded again": COUNT}
-
-
-def test_texts_of_other_tokens_are_dropped_and_counted(make, stub):
+def test_texts_are_encoded_again_and_those_of_other_tokens_dropped_and_counted(make, stub):
     """The stub spells "the" letter by letter for one prompt: the same text, other tokens."""
     spelt = [stub.tokenizer(letter, add_special_tokens=False).input_ids[0] for letter in "the"]
     odd = stub.tokenizer("the cat 0").input_ids
@@ -454,10 +428,9 @@ def test_texts_of_other_tokens_are_dropped_and_counted(make, stub):
     stub.response = lambda request: [*spelt, 2] if request["prompt"] == odd else usual(request)  # type: ignore[method-assign]
     stub.change = text_alone
     folder = make()
-    (dropped,) = responses.read_rows(folder, ("skipped",))
-    assert dropped["row"] == 0 and dropped["error"].startswith(
-        "does not round-trip: the text is encoded to other tokens"
-    )
+    (dropped,), rows = responses.read_rows(folder, ("skipped",)), list(responses.read_rows(folder))
+    assert [row["token_ids"] for row in rows] == [usual({"prompt": r["prompt_ids"], "max_tokens": 6}) for r in rows]
+    assert dropped["row"] == 0 and "does not round-trip" in dropped["error"]
     assert read_manifest(folder)["served"]["ids"] == {"encoded again": COUNT - 1, "does not round-trip": 1}
     assert read_manifest(folder)["rows"]["skipped"] == 1
 
@@ -514,12 +487,3 @@ def test_killed_at_random_moments_no_row_is_asked_twice(checkpoints, prompts_fil
     done = subprocess.run([sys.executable, "-m", "data_gen.responses", *said], capture_output=True, text=True)
     assert done.returncode == 0 and f"{COUNT} done + 0 failed" in done.stdout
     assert COUNT <= len(stub.requests) <= COUNT + 3  # what was under way at a kill
-
-
-@pytest.mark.slow
-def test_without_an_endpoint_the_command_says_one_line_and_ends_with_1(checkpoints, prompts_file, tmp_path):
-    said = words(checkpoints, prompts_file, tmp_path / "out", ["http://127.0.0.1:9/v1"])
-    done = subprocess.run([sys.executable, "-m", "data_gen.responses", *said], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert [line for line in done.stderr.split("\n") if line.startswith("error: no endpoint is left")]
-    assert "Traceback" not in done.stderr

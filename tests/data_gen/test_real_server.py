@@ -4,8 +4,6 @@
 environment of its own, whose program the variable VLLM names: `VLLM=FOLDER/bin/vllm pytest -m slow -k vllm`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

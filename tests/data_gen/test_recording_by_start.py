@@ -1,7 +1,5 @@
 """Recordings of drafts that read the target's states: against one made step by step, against live decoding, refusals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -97,8 +95,7 @@ def inverse(weights, uniform):
     return int((sums <= uniform * sums[-1]).sum())
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.3])
-@pytest.mark.parametrize("upper_bound", [False, True])
+@pytest.mark.parametrize(("upper_bound", "penalty"), [(False, 1.3), (True, 1.0)])
 def test_every_step_of_a_recording(upper_bound, penalty):
     pair = pair_of()
     sampling = Sampling(2.0, max_new_tokens=LENGTH, seed=4, top_k=60, repetition_penalty=penalty)
@@ -124,7 +121,7 @@ def test_every_step_of_a_recording(upper_bound, penalty):
     assert min(runs) == 0 and max(runs) >= 2, "some rounds are rejected at once, some go on"
 
 
-@pytest.mark.parametrize("method", ["speculative", "confidence", "adaedl"])
+@pytest.mark.parametrize("method", ["speculative", "adaedl"])
 def test_replay_counts_what_greedy_decoding_counts(method):
     pair, sampling = pair_of(end_ids=()), Sampling(temperature=0.0, max_new_tokens=24)
     pair.draft.lm_head.rows.weight.data.copy_(pair.target.lm_head.weight[:, :16])
@@ -140,15 +137,15 @@ def test_replay_counts_what_greedy_decoding_counts(method):
 
 def test_replay_counts_are_distributed_as_those_of_sampling():
     pair, sampling = pair_of(end_ids=()), Sampling(max_new_tokens=12, seed=1)
-    prompts = [ragged_prompts(3)[number % 3] for number in range(300)]
+    prompts = [ragged_prompts(3)[number % 3] for number in range(200)]
     live = decode(pair, prompts, config.method("speculative", ["policy.num_drafted=3"]), sampling, batch_size=50)
     recorder = StartRecorder(pair, sampling, 3)
-    trace = recorder.record([(g.prompt_ids, g.token_ids) for g in live], range(300))
+    trace = recorder.record([(g.prompt_ids, g.token_ids) for g in live], range(200))
     replayed = replay_starts(trace, Bounded(Fixed(3), 3, 3))
     drafted = torch.tensor([generation.counts.num_drafted for generation in live]).double()
     counted = torch.from_numpy(replayed.counts["num_drafted"]).double()
     difference = drafted - counted
-    assert abs(float(difference.mean())) < 4 * float(difference.std()) / 300**0.5
+    assert abs(float(difference.mean())) < 4 * float(difference.std()) / 200**0.5
     assert float(difference.std()) > 0, "the acceptance draws are its own"
 
 
@@ -203,7 +200,7 @@ def test_commands_train_heads_of_either_kind_and_replay_counts_what_live_decodin
             f"model={kind}_head",
             "data=traced",
             f"data.path={recorded}",
-            "trainer.max_epochs=2",
+            "trainer.max_epochs=1",
             "optimizer.lr=1e-3",
         ]
         heads[kind] = train.run(config.compose("train", [*words, *options, f"paths.output_dir={tmp_path}/{kind}"]))

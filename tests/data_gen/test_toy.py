@@ -12,6 +12,7 @@ from data_gen import toy
 from data_gen.domains import DOMAINS, get
 from data_gen.toy_pair.batches import BatchStream, encode
 from data_gen.toy_pair.evaluation import acceptance, respond
+from data_gen.toy_pair.muon import Muon, orthogonal
 from data_gen.toy_pair.tokenizer import train_tokenizer
 from data_gen.toy_pair.training import ToyModule, learning_rate_factor
 from toolkit.config import compose
@@ -61,9 +62,6 @@ def test_tokenizer_splits_digits_and_round_trips(tokenizer, corpus):
         ids = tokenizer(text)["input_ids"]
         assert ids[0] == 1
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-def test_tokenizer_is_deterministic(tokenizer, corpus):
     assert train_tokenizer(texts_of(corpus), 400, 1024).get_vocab() == tokenizer.get_vocab()
 
 
@@ -108,6 +106,7 @@ def test_export_loads_and_is_float16_on_disk(finished, name):
     assert model.generation_config.eos_token_id == 2
     assert tokenizer("Q:")["input_ids"][0] == tokenizer.bos_token_id == 1
     assert len(respond(model, tokenizer, ["Q: 1 + 1?\nA:", "Q:"], 3)) == 2
+    assert acceptance(model, model, [([1, 5, 6], [7, 8, 2]), ([1], [9])]) == pytest.approx(1.0), "it accepts itself"
 
 
 def test_card_describes_the_run(finished):
@@ -118,11 +117,6 @@ def test_card_describes_the_run(finished):
     assert "exact_match_target" in card["domains"]["math"]
     assert "exact_match_target" not in card["domains"]["code"]
     assert f"{card['parameters']['target']:,}" in (finished / "MODEL_CARD.md").read_text()
-
-
-def test_a_model_accepts_itself(finished):
-    model = AutoModelForCausalLM.from_pretrained(finished / "target", dtype="float32")
-    assert acceptance(model, model, [([1, 5, 6], [7, 8, 2]), ([1], [9])]) == pytest.approx(1.0)
 
 
 def test_a_killed_run_resumes_to_the_same_weights(finished, tmp_path, monkeypatch):
@@ -150,3 +144,41 @@ def test_a_finished_run_is_kept_and_another_recipe_refused(finished):
     assert (finished / "card.json").stat().st_mtime_ns == written
     with pytest.raises(StaleError, match="seed was 0, is 1"):
         toy.run(tiny_config(finished, "seed=1"))
+
+
+# -- the optimizer against plain descriptions of its two updates ------------------------------------------------------
+
+
+def test_orthogonal_keeps_the_singular_vectors_and_evens_out_their_values():
+    random = torch.randn(24, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u, _, vh = torch.linalg.svd(random, full_matrices=False)
+    matrix = u @ torch.diag(torch.logspace(-2, 0, 24, dtype=torch.float64)) @ vh  # singular values from 0.01 to 1
+    for given, result in ((matrix, orthogonal(matrix)), (matrix.mT, orthogonal(matrix.mT).mT)):
+        assert given.shape in {(24, 40), (40, 24)}
+        values = torch.diagonal(u.mT @ result @ vh.mT)
+        assert torch.allclose(u.mT @ result @ vh.mT, torch.diag(values), atol=1e-9)
+        assert values.min() > 0.1
+        assert values.max() < 2
+
+
+def test_size_of_a_matrix_step_does_not_depend_on_the_gradient():
+    steps = []
+    for scale in (1.0, 1e3):
+        weight = torch.nn.Parameter(torch.zeros(8, 4))
+        weight.grad = scale * torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+        Muon([{"params": [weight], "lr": 0.1}]).step()
+        steps.append(weight.detach())
+    assert torch.allclose(steps[0], steps[1], atol=1e-4)
+    assert steps[0].abs().max() > 0.01
+
+
+def test_adam_groups_are_adam():
+    ours, theirs = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    mine = Muon([{"params": [ours], "lr": 0.1, "adam": True, "weight_decay": 0.3}])
+    reference = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.98), weight_decay=0.3)
+    for seed in range(5):
+        gradient = torch.randn(5, generator=torch.Generator().manual_seed(seed))
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        mine.step()
+        reference.step()
+    assert torch.allclose(ours, theirs, atol=1e-6)

@@ -4,22 +4,24 @@ refuses what does not fit.
 
 import json
 import shutil
+from copy import deepcopy
 from functools import cache
-from itertools import product
 
 import pytest
 import torch
 
 from analysis.replay.policies import replay, replay_starts
 from data_gen import traces
+from data_gen.depth import DEEPEST, depth_of, depth_that_pays
+from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from data_gen.texts import read_jsonl, read_texts
 from toolkit import ModelPair
-from toolkit.acceptance.head import AcceptanceHead
-from toolkit.config import compose
+from toolkit.config import compose, method
+from toolkit.decoding import decode
 from toolkit.engine.tabular import TabularModel
-from toolkit.errors import InputError, StaleError
-from toolkit.runs.stage import checksum
+from toolkit.errors import InputError
+from toolkit.runs.stage import checksum, read_manifest
 from toolkit.sampling import Sampling, warp
 from toolkit.stopping import Bounded, Confidence, Fixed
 from toolkit.trace import Trace, join
@@ -140,7 +142,7 @@ PENALIZED = {"repetition_penalty": 1.8}
 
 
 @pytest.mark.parametrize(("num_drafted", "threshold", "options"), [
-    (2, None, {}), (3, 0.4, {}), (3, None, {**ENDED, **PENALIZED}), (2, 0.4, PENALIZED),
+    (3, 0.4, {}), (2, None, {**ENDED, **PENALIZED}), pytest.param(2, 0.4, PENALIZED, marks=pytest.mark.slow),
     *(pytest.param(k, None, options, marks=pytest.mark.slow) for k in (1, 3) for options in ({}, ENDED, PENALIZED)),
 ])  # fmt: skip
 def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_drafted, threshold, options):
@@ -166,41 +168,13 @@ def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_
     assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5 + 5
 
 
-@pytest.mark.slow
-def test_draws_that_do_not_know_the_text_are_found_out():
-    """The negative control: acceptance drawn at the mean rate, whatever the text's token."""
-    pair, prompt, length = table_pair(), [1], 4
-    texts, _ = sampled_texts(pair.target, prompt, length, ROWS)
-    trace = Recorder(pair, Sampling(max_new_tokens=length), 3).record([(prompt, t) for t in texts], range(ROWS))
-    rate = float(trace.accepted.float().mean())
-    wrong = torch.rand(trace.num_positions, generator=torch.Generator().manual_seed(3)) < rate
-    found, exact = {}, {}
-    for (text, calls, targets, discarded), prob in live_distribution(pair, prompt, length, 1, None).items():
-        exact[text, targets] = exact.get((text, targets), 0.0) + prob * (calls >= 0) * (discarded >= 0)
-    for accepted, label in ((trace.accepted, "right"), (wrong, "wrong")):
-        changed = type(trace)(**{**vars(trace), "accepted": accepted})
-        counts = replay(changed, Bounded(Fixed(1), 1, 1)).counts["num_target_calls"]
-        counted = {}
-        for text, targets in zip(texts, counts.tolist(), strict=True):
-            counted[tuple(text), targets] = counted.get((tuple(text), targets), 0) + 1
-        tested = {key: c for key, c in exact.items() if c * ROWS >= 5}
-        found[label] = sum((counted.get(key, 0) - ROWS * c) ** 2 / (ROWS * c) for key, c in tested.items()) / len(
-            tested
-        )
-    assert found["right"] < 2
-    assert found["wrong"] > 4
-
-
 def test_every_drawn_token_has_a_draw_of_its_own():
     """The target says 0, the draft anything: what is drafted in its place and what follows are independent and uniform."""
     count, rows = 4, 3000
     target = torch.full((count, count), 1e-9, dtype=torch.float64)
     target[:, 0] = 1 - 3e-9
-    pair = ModelPair(
-        target=TabularModel(target),
-        draft=TabularModel(torch.full((count, count), 1 / count, dtype=torch.float64)),
-        end_ids=(),
-    )
+    even = torch.full((count, count), 1 / count, dtype=torch.float64)
+    pair = ModelPair(target=TabularModel(target), draft=TabularModel(even), end_ids=())
     trace = Recorder(pair, Sampling(max_new_tokens=5), 4).record([([1], [0] * 5)] * rows, range(rows))
     firsts = trace.text_first[:-1]
     rejected = firsts[~trace.accepted[firsts]]
@@ -223,50 +197,6 @@ def test_every_drawn_token_has_a_draw_of_its_own():
         assert statistic < freedom + 5 * (2 * freedom) ** 0.5
 
 
-def test_the_recorded_probabilities_are_those_of_the_distributions():
-    pair = table_pair(2)
-    texts = [list(text) for text in product(range(1, V), repeat=5)]
-    trace = Recorder(pair, Sampling(max_new_tokens=5), 4, upper_bound=True).record(
-        [([1], t) for t in texts], range(len(texts))
-    )
-    p, q = pair.target.probs, pair.draft.probs
-    assert not trace.accept_prob.isnan().any()
-    first = trace.text_first.tolist()
-    for number, text in enumerate(texts):
-        states = [1, *text[:-1]]
-        for place, (state, token) in enumerate(zip(states, text, strict=True), start=first[number]):
-            drafted = int(trace.tokens[place])
-            assert bool(trace.accepted[place]) <= (drafted == token)
-            assert float(trace.draft_prob[place]) == pytest.approx(float(q[state, drafted]), abs=1e-6)
-            assert float(trace.accept_prob[place]) == pytest.approx(
-                min(1, float(p[state, drafted] / q[state, drafted])), abs=1e-6
-            )
-            assert float(trace.alpha[place]) == pytest.approx(float(torch.minimum(p[state], q[state]).sum()), abs=1e-6)
-            previous = drafted
-            for step in range(int(trace.roll_first[place]), int(trace.roll_first[place] + trace.roll_length[place])):
-                drawn = int(trace.tokens[step])
-                assert float(trace.draft_prob[step]) == pytest.approx(float(q[previous, drawn]), abs=1e-6)
-                assert float(trace.alpha[step]) == pytest.approx(
-                    float(torch.minimum(p[previous], q[previous]).sum()), abs=1e-6
-                )
-                previous = drawn
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ([], "is empty"),
-        ([1, 7], "outside of the vocabulary of 3"),
-        ([1, 2, 1, 2, 1], "more than max_new_tokens=4"),
-        ([1, END, 1, 2], "goes on after an end of text"),
-        ([1, 2], "ends after 2 tokens, neither by"),
-    ],
-)
-def test_texts_that_live_decoding_could_not_end_in_are_refused(text, problem):
-    with pytest.raises(InputError, match=problem):
-        Recorder(table_pair(), Sampling(max_new_tokens=4), 3).record([([1], text)], [0])
-
-
 def test_texts_that_a_stop_string_would_have_ended_are_refused():
     recorder = Recorder(table_pair(), Sampling(max_new_tokens=4, stop=("21",)), 3)
     recorder.record([([1], [1, 2, 1]), ([2], [1, 1, 1, 2])], [0, 1])
@@ -285,19 +215,6 @@ def test_folders_that_end_by_different_limits_are_not_recorded_together(tiny_res
     (other / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="differ in target or sampling"):
         read_texts([str(tiny_responses), str(other)], None)
-
-
-def test_a_head_trained_anew_is_another_trace(texts_file, tmp_path):
-    head = tmp_path / "head"
-    shutil.copytree(ModelPair.toy().head, head)
-    options = (SAMPLED, f"heads={{mine: {head}}}")
-    folder = traces.run(config(tmp_path / "t", texts_file, *options))
-    assert set(read_traces(folder).estimates) == {"mine", "mine.preread"}
-    module, about = AcceptanceHead.load(head)
-    module.readout.bias.data += 1
-    module.save(head, {key: value for key, value in about.items() if key != "head"})
-    with pytest.raises(StaleError, match="heads"):
-        traces.run(config(tmp_path / "t", texts_file, *options))
 
 
 def config(folder, responses, *overrides):
@@ -354,10 +271,8 @@ def test_one_impossible_token_is_refused_and_a_tie_is_not():
     greedy.record([([0], [2, 1, 1, 1]), ([0], [2, 1, 2, 1])], [0, 1])  # behind 1, both 1 and 2 are likeliest
     with pytest.raises(InputError, match=r"response 5: token 2 \(2\) has probability 0"):
         greedy.record([([0], [2, 2, 1, 1])], [5])
-    nucleus = Recorder(
-        pair, Sampling(top_p=0.6, max_new_tokens=2), 2
-    )  # behind 2, token 1 alone reaches it, by rounding
-    nucleus.record([([0], [2, 2])], [0])
+    nucleus = Recorder(pair, Sampling(top_p=0.6, max_new_tokens=2), 2)
+    nucleus.record([([0], [2, 2])], [0])  # behind 2, token 1 alone reaches it, by rounding
     with pytest.raises(InputError, match=r"token 1 \(1\) has probability 0"):
         nucleus.record([([0], [1, 2])], [0])
     cut = Recorder(pair, Sampling(top_k=1, max_new_tokens=2), 2)
@@ -365,17 +280,10 @@ def test_one_impossible_token_is_refused_and_a_tie_is_not():
         cut.record([([0], [2, 2])], [0])
 
 
-def test_the_size_is_said_before_anything_is_written(texts_file, tmp_path, capsys, monkeypatch):
-    saved = []
-    monkeypatch.setattr(Trace, "save", lambda self, path: saved.append(capsys.readouterr().err))
-    with pytest.raises(InputError, match="expected a trace at"):
-        traces.run(config(tmp_path / "said", texts_file, SAMPLED))
-    assert " files, about " in saved[0]
-
-
-def test_states_of_several_files_stay_where_they_are(texts_file, tmp_path):
+def test_states_of_several_files_stay_where_they_are(texts_file, tmp_path, capsys):
     options = [SAMPLED, "hidden=true", "shard_size=2"]
     folder = traces.run(config(tmp_path / "states", texts_file, *options))
+    assert " files, about " in capsys.readouterr().err, "the size is said before the work"
     mapped = read_traces(folder)
     assert isinstance(mapped.hidden, Rows)
     whole = join([Trace.load(path) for path in sorted(folder.glob("*-r0.safetensors"))])
@@ -387,12 +295,6 @@ def test_states_of_several_files_stay_where_they_are(texts_file, tmp_path):
     assert torch.equal(again.hidden, whole.hidden)
 
 
-def test_a_dry_run_writes_nothing(texts_file, tmp_path, capsys):
-    traces.run(config(tmp_path / "dry", texts_file, SAMPLED, "dry_run=true"))
-    assert "would take about" in capsys.readouterr().out
-    assert not (tmp_path / "dry").exists()
-
-
 def test_texts_beside_the_tokens_tell_the_tokenizer(texts_file, tmp_path):
     pair, lines = ModelPair.toy(), [json.loads(line) for line in texts_file.read_text().splitlines()]
     for line in lines:
@@ -402,28 +304,60 @@ def test_texts_beside_the_tokens_tell_the_tokenizer(texts_file, tmp_path):
     assert traces.run(config(tmp_path / "a", good, SAMPLED)).exists()
     lines[2]["text"] = "Es war einmal"
     bad.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(
-        InputError, match="line 3: the text begins 'Es war einmal', its tokens mean .* another tokenizer"
-    ):
+    with pytest.raises(InputError, match="line 3: the text begins 'Es war einmal', .* another tokenizer"):
         traces.run(config(tmp_path / "b", bad, SAMPLED))
 
 
-def test_what_does_not_fit_is_refused(texts_file, tmp_path, tiny_responses):
-    with pytest.raises(InputError, match="does not say how its tokens were drawn"):
-        traces.run(config(tmp_path / "a", texts_file))
+def test_what_does_not_fit_is_refused(texts_file, tmp_path, tiny_responses, capsys):
+    traces.run(config(tmp_path / "dry", texts_file, SAMPLED, "dry_run=true"))
+    assert "would take about" in capsys.readouterr().out and not (tmp_path / "dry").exists()
+    for responses, words, message in (
+        (texts_file, [], "does not say how its tokens were drawn"),
+        (tiny_responses, [], "another target"),
+        (texts_file, ["sampling={temperature: 0.0, max_new_tokens: 12}"], "probability 0 under this target"),
+    ):
+        with pytest.raises(InputError, match=message):
+            traces.run(config(tmp_path / "refused", responses, *words, "overwrite=true"))
     with pytest.raises(InputError, match="manifest says temperature"):
         read_texts(str(tiny_responses), Sampling(temperature=0.3))
-    with pytest.raises(InputError, match="another target"):
-        traces.run(config(tmp_path / "b", tiny_responses))
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt_ids": [1], "token_ids": "no"}')
     with pytest.raises(InputError, match="line 1"):
         read_jsonl(bad, Sampling())
-    cold = "sampling={temperature: 0.0, max_new_tokens: 12}"
-    with pytest.raises(InputError, match="probability 0 under this target"):
-        traces.run(config(tmp_path / "c", texts_file, cold))
-    folder = traces.run(config(tmp_path / "d", texts_file, SAMPLED))
-    path = next(folder.glob("*.safetensors"))
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match="not a whole trace"):
-        read_traces(folder)
+
+
+# -- how deep a recording rolls out -----------------------------------------------------------------------------------
+
+
+def test_depth_by_hand():
+    assert depth_of([torch.full((30,), 0.2)]) == 3, ".04 at two tokens, .008 at three"
+    assert depth_of([torch.full((30,), 0.01)]) == 1
+    assert depth_of([torch.full((30,), 0.99)]) == DEEPEST
+    assert depth_of([torch.full((5,), 0.99)]) == 6, "no text is longer"
+    greedy = torch.tensor([1.0, 1.0, 0.0, 1.0])  # at temperature 0 alpha is 0 or 1; one of three pairs is accepted
+    assert depth_of([greedy]) == 3
+
+
+def test_a_draft_that_knows_nothing_pays_one_token_and_one_that_knows_all_pays_any():
+    toy = ModelPair.toy()
+    nothing = deepcopy(toy.draft)
+    for parameter in nothing.parameters():
+        parameter.data.zero_()
+    prompts, sampling = [e.prompt for e in load_frozen("math", "dev")[:4]], Sampling(1.0, max_new_tokens=24, seed=1)
+    plain = decode(toy, prompts, method("autoregressive"), sampling)
+    texts = [(g.prompt_ids, g.token_ids) for g in plain]
+    assert depth_that_pays(ModelPair(toy.target, toy.target, toy.tokenizer), texts, sampling) == DEEPEST
+    assert depth_that_pays(ModelPair(toy.target, nothing, toy.tokenizer), texts, sampling, [None, 0.0]) <= 2
+
+
+def test_a_recording_says_how_deep_it_is_and_refuses_deeper_policies(tmp_path):
+    pair, sampling = ModelPair.toy(), Sampling(0.0, max_new_tokens=8)
+    plain = decode(pair, [e.prompt for e in load_frozen("code", "dev")[:4]], method("autoregressive"), sampling)
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"prompt_ids": g.prompt_ids, "token_ids": g.token_ids}) + "\n" for g in plain))
+    words = [f"responses={path}", "sampling={temperature: 0, max_new_tokens: 8}", f"paths.root_dir={tmp_path}"]
+    folder = traces.run(compose("traces", [*words, "max_drafted=auto", "heads={}"]))
+    depth = read_manifest(folder)["max_drafted"]
+    assert depth == read_traces(folder).max_drafted <= 9
+    with pytest.raises(InputError, match=f"max_drafted={depth}"):
+        replay(read_traces(folder), Bounded(Fixed(depth + 1), 1, depth + 1))

@@ -1,11 +1,8 @@
 """Where cost tables come from: files, a device's figures, or a measurement that is kept."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 
 from analysis.loads.costs import costs_of, measured_costs
 from analysis.loads.hardware import Shape
@@ -22,7 +19,7 @@ def test_two_drafts_are_measured_side_by_side():
     """The second draft is the target: it costs more. Both tables have the same autoregressive decoding."""
     toy = ModelPair.toy()
     both = ModelPair(toy.target, drafts=[toy.draft, ModelPair.toy().target], tokenizer=toy.tokenizer)
-    (first, entries), (second, _) = measured_costs(both, [[5] * 9, [5] * 15], SAMPLING, [2], [1, 3], 8)
+    (first, entries), (second, _) = measured_costs(both, [[5] * 9, [5] * 15], SAMPLING, [2], [1, 3], 4)
     assert first.source == "measured" and first.target.batch == (1.0, 2.0), "a batch of one is timed, too"
     assert first.target.width == (1.0, 2.0, 4.0, 13.0) and first.draft.width == (1.0, 12.0), (
         "prompts of 12 tokens are read"
@@ -34,14 +31,9 @@ def test_two_drafts_are_measured_side_by_side():
 
 def test_a_target_alone_is_measured_at_every_width():
     alone = ModelPair.from_pretrained("toy/target")
-    ((costs, entries),) = measured_costs(alone, [[5] * 9, [5, 6, 7] * 5], SAMPLING, [2], [1, 3], 8)
+    ((costs, entries),) = measured_costs(alone, [[5] * 9, [5, 6, 7] * 5], SAMPLING, [2], [1, 3], 4)
     assert costs.target.width == (1.0, 2.0, 4.0, 13.0) and set(entries.model) == {"target"}
     assert costs.draft(2, 4) == costs.target(2, 4) > 0, "the target's own forwards stand for a draft's"
-
-
-def test_texts_without_room_are_refused():
-    with pytest.raises(InputError, match=r"no room for 4000 timed rounds in \d+ tokens: expected fewer \(rounds=N\)"):
-        measured_costs(ModelPair.toy(), [[5] * 9], SAMPLING, [1], [1], 4000)
 
 
 def test_a_measurement_is_kept_until_something_it_depends_on_changes(tmp_path):
@@ -111,7 +103,9 @@ def test_the_machine_is_measured_in_bounds():
     assert 0 < cpu.products[0] < cpu.products[-1]
 
 
-def test_pairs_without_a_config_are_not_modelled(table_pair):
-    cfg = OmegaConf.create({"costs": None, "hardware": "h100", "devices": 1})
+def test_costs_that_cannot_be_had_are_refused(table_pair):
+    with pytest.raises(InputError, match=r"no room for 4000 timed rounds in \d+ tokens: expected fewer \(rounds=N\)"):
+        measured_costs(ModelPair.toy(), [[5] * 9], SAMPLING, [1], [1], 4000)
+    cfg = SimpleNamespace(costs=None, hardware="h100", devices=1)
     with pytest.raises(InputError, match="modelled costs need a model with a config"):
         costs_of(cfg, [table_pair], [], SAMPLING, (1,), None)

@@ -1,7 +1,5 @@
 """What is exported, in the engines' own hands: transformers' generate makes the forwards that are predicted for it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from analysis.loads.exports import next_line, write_exports
+from analysis.loads.exports import LARGEST, next_line, write_exports
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
@@ -59,10 +57,10 @@ def test_a_draft_that_reads_states_is_named_as_such(tmp_path):
 
 
 def test_flags_of_other_engines(tmp_path):
-    write_exports(tmp_path, "small", {1: 4, 16: 2}, {1: 5, 16: 1}, ["method=batch_rate"])
+    write_exports(tmp_path, "small", {1: 4, 4: 4, 16: 2}, {1: 5, 4: 5, 16: 1}, ["method=batch_rate"])
     vllm = json.loads((tmp_path / "vllm.json").read_text())
     assert vllm["num_speculative_tokens"] == 5 and vllm["draft_sample_method"] == "greedy"
-    assert vllm["num_speculative_tokens_per_batch_size"][0] == [1, 8, 5]
+    assert vllm["num_speculative_tokens_per_batch_size"] == [[1, 10, 5], [11, LARGEST, 1]]
     assert "--speculative-num-steps 5" in (tmp_path / "sglang.txt").read_text(), "it drafts greedily"
     assert "--spec-draft-n-max 5" in (tmp_path / "llama_cpp.txt").read_text(), "so does it"
     write_exports(tmp_path, "small", {1: 4}, None, ["method=batch_rate"])
@@ -99,23 +97,18 @@ def read_back(line):
     return config.compose("decode", shlex.split(line)[4:])
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_a_line_is_read_back_as_it_was_written(name):
+@pytest.mark.parametrize("at", range(0, len(ODD), 3))
+def test_a_line_is_read_back_as_it_was_written(at):
+    target, path, head, draft = (ODD * 2)[at : at + 4]
     asked = config.compose("advise", [
-        f"pair.target={config.quoted(name)}", "pair.dtype=bfloat16", f"prompts.path={config.quoted(name)}",
+        f"pair.target={config.quoted(target)}", "pair.dtype=bfloat16", f"prompts.path={config.quoted(path)}",
         "prompts.limit=7", "sampling.temperature=0", "pair.chat_template_options={thinking: false}",
-        config.override("sampling.stop", ["\n\n", "é", name]),
+        config.override("sampling.stop", ["\n\n", "é", target]),
     ])  # fmt: skip
-    overrides = [config.override("method.policy.cost_ratio", 0.25), config.override("head", name)]
-    cfg = read_back(next_line(asked, ["method=batch_rate", *overrides], name, 4))
-    assert (cfg.pair.target, cfg.pair.draft, cfg.pair.dtype, cfg.prompts.path, cfg.head) == (
-        name,
-        name,
-        "bfloat16",
-        name,
-        name,
-    )
-    assert cfg.batch_size == 4 and cfg.prompts.limit == 7 and cfg.sampling.temperature == 0
+    overrides = [config.override("method.policy.cost_ratio", 0.25), config.override("head", head)]
+    cfg = read_back(next_line(asked, ["method=batch_rate", *overrides], draft, 4))
+    assert (cfg.pair.target, cfg.prompts.path, cfg.head, cfg.pair.draft) == (target, path, head, draft)
+    assert (cfg.pair.dtype, cfg.batch_size, cfg.prompts.limit, cfg.sampling.temperature) == ("bfloat16", 4, 7, 0)
     assert config.plain(cfg.sampling) == config.plain(asked.sampling)
     assert config.plain(cfg.pair.chat_template_options) == {"thinking": False}
     assert cfg.method.policy.cost_ratio == 0.25

@@ -1,23 +1,26 @@
 """The simulator against the live loop (greedy: equal texts, so equal counts), and by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load, _Server, serve
 from analysis.replay.policies import replay
 from analysis.replay.prompt_lookup import Copies
 from analysis.replay.recorded_heads import with_recorded_heads
+from analysis.tables.grid import Setting
+from analysis.tables.workbench import Workbench
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.acceptance.folder import recorded_scorers
 from toolkit.costs.load import CostGrid, LoadCost
 from toolkit.decoding import Sampling, decode
+from toolkit.errors import InputError
+from toolkit.models.prompts import Prompt
 from toolkit.stopping import Bounded, Fixed
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=24)
@@ -42,8 +45,9 @@ COLUMN = CostGrid((1.0, 8.0), (1.0, 3.0), (0.0,), np.array([[[1.0], [1.2]], [[2.
 COSTS = LoadCost(CostGrid((1.0, 8.0), (1.0,), (0.0,), np.array([[[0.1]], [[0.2]]])), COLUMN, "test")
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("name", ["speculative", "confidence", "rate", "batch_rate", "dynamic_confidence"])
+@pytest.mark.parametrize(("name", "slots"), [
+    ("speculative", 3), ("confidence", 1), ("rate", 3), ("batch_rate", 3), ("batch_rate", 1), ("dynamic_confidence", 3),
+])  # fmt: skip
 def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots):
     texts, trace = recorded
     costs = COSTS.save(tmp_path / "costs.json")
@@ -60,8 +64,7 @@ def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots
         assert served.num_calls[number] == counts.num_draft_calls
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("name", ["prompt_lookup", "lookup_rate"])
+@pytest.mark.parametrize(("name", "slots"), [("prompt_lookup", 3), ("lookup_rate", 1), ("lookup_rate", 3)])
 def test_copies_count_what_live_batches_of_a_target_alone_count(pair, recorded, tmp_path, name, slots):
     texts, _ = recorded
     costs = COSTS.save(tmp_path / "costs.json")
@@ -122,21 +125,18 @@ def test_plain_decoding_reads_no_prompt_with_the_draft(recorded):
 WIDE = replace(COSTS, draft=CostGrid((1.0, 8.0), (1.0, 31.0), (0.0,), np.array([[[0.1], [0.4]], [[0.2], [0.8]]])))
 
 
-@pytest.mark.parametrize(
-    ("unread", "drafted", "drafts", "expected", "left"),
-    [
-        # one row joins while the batch drafts: it reads alone, and the others' few tokens are read with the drafts
-        ([[5, 0, 20], [0, 0, 20]], True, True, "d(1, 20) + d(3, 6) - d(3, 1) + t(1, 20)", [0, 0, 0]),
-        # it joins while the batch rests, and the batch drafts again: one forward for all
-        ([[12, 14, 20], [0, 0, 20]], False, True, "d(3, 21) - d(3, 1) + t(1, 20)", [0, 0, 0]),
-        # the batch goes on resting: the draft reads nothing
-        ([[12, 14, 20], [0, 0, 20]], False, False, "t(1, 20)", [12, 14, 20]),
-        # the batch stops drafting: a row that has just joined has read by then, as in the loop
-        ([[3, 2, 20], [0, 0, 20]], True, False, "d(1, 20) + t(1, 20)", [3, 2, 0]),
-        # all rows join: they read in the round's own forwards
-        ([[19, 9, 20], [19, 9, 20]], True, True, "d(3, 21) - d(3, 1) + t(3, 25) - t(3, 5)", [0, 0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("unread", "drafted", "drafts", "expected", "left"), [
+    # one row joins while the batch drafts: it reads alone, and the others' few tokens are read with the drafts
+    ([[5, 0, 20], [0, 0, 20]], True, True, "d(1, 20) + d(3, 6) - d(3, 1) + t(1, 20)", [0, 0, 0]),
+    # it joins while the batch rests, and the batch drafts again: one forward for all
+    ([[12, 14, 20], [0, 0, 20]], False, True, "d(3, 21) - d(3, 1) + t(1, 20)", [0, 0, 0]),
+    # the batch goes on resting: the draft reads nothing
+    ([[12, 14, 20], [0, 0, 20]], False, False, "t(1, 20)", [12, 14, 20]),
+    # the batch stops drafting: a row that has just joined has read by then, as in the loop
+    ([[3, 2, 20], [0, 0, 20]], True, False, "d(1, 20) + t(1, 20)", [3, 2, 0]),
+    # all rows join: they read in the round's own forwards
+    ([[19, 9, 20], [19, 9, 20]], True, True, "d(3, 21) - d(3, 1) + t(3, 25) - t(3, 5)", [0, 0, 0]),
+])  # fmt: skip
 def test_who_reads_what_and_when(recorded, unread, drafted, drafts, expected, left):
     server = _Server(recorded[1], np.array([21] * 3), Bounded(Fixed(4), 0, 4), WIDE, Load(3), np.arange(3))
     server.unread, server.drafting = np.array(unread), drafted
@@ -157,3 +157,64 @@ def test_requests_wait_for_a_slot(recorded):
     at_work = [((users.sent <= t) & (users.answered > t)).sum() for t in np.linspace(0.1, users.answered.max() / 2, 40)]
     assert max(at_work) <= 4 and np.median(at_work) == 4
     assert torch.isfinite(torch.from_numpy(users.sent)).all()
+
+
+# -- what can be served, and what rules for a whole batch are told ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bench():
+    prompts = [Prompt(str(n), e.prompt) for n, e in enumerate(load_frozen("math", "dev")[:6])]
+    return Workbench(ModelPair.toy(), prompts, Sampling(temperature=1.0, max_new_tokens=20, seed=3), 6)
+
+
+@pytest.fixture(scope="module")
+def recorded_pair(bench, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded_pair")
+    own = LoadCost.ratio(0.9).save(folder / "own.json")
+    settings = [Setting("autoregressive"), Setting("speculative"), Setting("batch_rate_confidence")]
+    settings += [Setting("batch_rate_confidence", {"policy.costs": str(own)}), Setting("oracle"), Setting("mcsd")]
+    found = RecordedPair(bench, settings, folder, 20)
+    found.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(folder / "costs.json")
+    return found
+
+
+def test_chains_judged_token_by_token_are_simulated(recorded_pair):
+    assert [setting.method for setting in recorded_pair.settings] == [
+        "autoregressive", "speculative", "batch_rate_confidence", "batch_rate_confidence",
+    ]  # fmt: skip
+    assert recorded_pair.left_out == {
+        "oracle": "a bound, not a method",
+        "mcsd": "only chains judged token by token are simulated",
+    }
+    plain, fixed = (recorded_pair.serve(setting, Load(2)) for setting in recorded_pair.settings[:2])
+    assert plain.tokens.tolist() == fixed.tokens.tolist() and plain.forwards[0] == 0 < fixed.forwards[0]
+    assert plain.forwards[1] > fixed.forwards[1]
+
+
+def test_a_batch_rule_reads_the_table_unless_its_setting_names_one(recorded_pair):
+    free, given = recorded_pair.settings[-2:]
+    assert recorded_pair.serve(free, Load(2)).num_drafted.sum() > recorded_pair.serve(given, Load(2)).num_drafted.sum()
+    assert recorded_pair.overrides(free)["method.policy.costs"].endswith("costs.json")
+    assert recorded_pair.overrides(given)["method.policy.costs"].endswith("own.json")
+    assert recorded_pair.overrides(recorded_pair.settings[1])["method"] == "speculative"
+
+
+def test_nothing_to_simulate_is_refused(bench, tmp_path):
+    with pytest.raises(InputError, match="no setting can be simulated: oracle: a bound, not a method"):
+        RecordedPair(bench, [Setting("oracle")], tmp_path, 20)
+    with pytest.raises(InputError, match="may draft 20 tokens: expected at most max_drafted=4"):
+        RecordedPair(bench, [Setting("batch_rate_confidence")], tmp_path, 4)
+
+
+def test_roll_outs_are_as_deep_as_pays_and_deeper_settings_are_left_out(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 3)
+    settings = [Setting("speculative", {"policy.num_drafted": length}) for length in (2, 3, 4)]
+    found = RecordedPair(bench, [Setting("autoregressive"), *settings, Setting("confidence")], tmp_path, "auto")
+    assert found.max_drafted == 3 and list(found.left_out) == ["speculative"]
+    assert [setting.label for setting in found.settings[:-1]] == ["", "K=2", "K=3"]
+    found.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(tmp_path / "costs.json")
+    assert found.recording.trace_for(found.settings[1]).max_drafted == 3
+    assert found.overrides(found.settings[-1])["method.max_drafted"] == 3, "decoded as it was simulated"
+    monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 7)
+    assert RecordedPair(bench, settings, tmp_path, "auto").max_drafted == 3, "measured once per draft and texts"

@@ -1,11 +1,10 @@
 """Tables of papers: cells are looked up as their sources say, sources multiply out, and what they cannot mean is one line."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from analysis.papers.figure import draw
 from analysis.papers.page import as_markdown, sentence, side_by_side
 from analysis.papers.table import NOTHING, PaperTable, Runs, cells_of, expanded, merged
 from analysis.tables.files import save_table
@@ -101,25 +100,74 @@ def test_rows_of_a_papers_pair_are_empty_where_its_other_pair_ran(tmp_path, pair
     assert (cells["small", "X"].text(), cells["large", "X"].text()) == (small, "3.00")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"titel": ""}, "titel"),
-        ({"rows": {"ours": {"wher": {}}}}, "wher"),
-        ({"cell": {"table": "lines", "value": "sped"}}, "sped"),
-        ({"cell": {"table": "line", "value": "speed"}}, "line"),
-        ({"rows": {"r": {"where": {"method": "c"}}}}, "method=c"),
-        ({"rows": {"r": {"where": {"methd": "a"}}}}, "methd"),
-        ({"rows": {"r": {"where": TREE}}}, "2 lines"),
-        ({"rows": {"r": {"best": "most dev"}}}, "most dev"),
-        ({"rows": {"r": {"where": CHAIN, "like": {"column": "level"}}}}, "like.column"),
-        ({"published": {"ours": [1]}, "rows": TABLE["rows"]}, "one per column"),
-        ({"published": {"our": [1, 2]}, "rows": TABLE["rows"]}, "our"),
-        ({"claims": [{"text": "", "left": "ours", "right": "bse"}], "rows": TABLE["rows"]}, "bse"),
-        ({"claims": [{"text": "", "left": "ours", "right": "base", "only": "Z"}], "rows": TABLE["rows"]}, "Z"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "message"), [
+    ({"rows": {"ours": {"wher": {}}}}, "wher"),
+    ({"cell": {"table": "lines", "value": "sped"}}, "sped"),
+    ({"rows": {"r": {"where": {"method": "c"}}}}, "method=c"),
+    ({"rows": {"r": {"where": TREE}}}, "2 lines"),
+    ({"rows": {"r": {"where": CHAIN, "like": {"column": "level"}}}}, "like.column"),
+    ({"published": {"ours": [1]}, "rows": TABLE["rows"]}, "one per column"),
+    ({"claims": [{"text": "", "left": "ours", "right": "bse"}], "rows": TABLE["rows"]}, "bse"),
+])  # fmt: skip
 def test_a_wrong_table_is_one_line(runs, change, message):
     with pytest.raises(InputError, match=message) as caught:
         cells_of(PaperTable.of({**TABLE, "published": {}, "claims": [], **change}), runs)
     assert "\n" not in str(caught.value)
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+POINTS = pd.DataFrame({
+    "method": ["a", "a", "a", "b"], "speed": [1.0, 3.0, 2.0, 9.0], "joules": [float("nan")] * 4,
+    "exact": [0.9, 0.2, 0.1, 0.5], "width": [1.0, float("nan"), 2.0, 3.0],
+})  # fmt: skip
+TOLD = {
+    "x": "speed",
+    "y": ["execution", "exact"],
+    "x_label": "tokens/s",
+    "y_label": "score",
+    "panels": {
+        "speed": {"run": "x", "table": "comparison"},
+        "width": {"run": "x", "table": "comparison", "x": "width", "x_label": "mean width"},
+        "energy": {"run": "x", "table": "comparison", "x": "joules", "x_label": "J/token"},
+    },
+    "curves": {"A": {"where": {"method": "a"}}, "B": {"where": {"method": "b"}}},
+    "better": "more x, more y",
+}
+
+
+@pytest.fixture
+def figure_runs(tmp_path):
+    save_table(POINTS, tmp_path, "comparison")
+    return Runs({"x": tmp_path})
+
+
+def test_panels_have_their_own_axes_and_hold_what_was_measured(figure_runs, tmp_path):
+    shown = draw(TOLD, figure_runs, "Figure 1", tmp_path / "figure.png")
+    assert list(shown.panel.unique()) == ["speed", "width"]
+    of_a = shown[(shown.curve == "A")].groupby("panel")
+    assert of_a.get_group("speed").x.to_list() == [1.0, 2.0, 3.0]
+    assert of_a.get_group("speed").y.to_list() == [0.9, 0.1, 0.2]
+    assert of_a.get_group("width").x.to_list() == [1.0, 2.0]
+    drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert "mean width" in drawn
+    assert "J/token" not in drawn
+
+
+def test_a_line_joins_what_nothing_beats(figure_runs, tmp_path, monkeypatch):
+    lines = []
+    from matplotlib.axes import Axes
+
+    plot = Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: (lines.append((list(a[0]), k)), plot(self, *a, **k))[1])
+    draw({**TOLD, "panels": {"speed": TOLD["panels"]["speed"]}}, figure_runs, "Figure 1", tmp_path / "figure.png")
+    joined = [xs for xs, about in lines if "marker" not in about]
+    assert joined == [[1.0, 3.0], [9.0]], "the setting at speed 2 is worse in both than the one at 3"
+
+
+def test_a_figure_can_have_names_across(figure_runs, tmp_path):
+    panels = {"p": {"run": "x", "table": "comparison"}}
+    names = {**TOLD, "x": "method", "better": None, "panels": panels, "curves": {"c": {"where": {"speed": [1.0, 9.0]}}}}
+    shown = draw(names, figure_runs, "x", tmp_path / "figure.png")
+    assert shown[["x", "y"]].to_numpy().tolist() == [["a", 0.9], ["b", 0.5]]

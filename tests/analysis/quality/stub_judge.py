@@ -6,8 +6,10 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.data_gen.stub_target import send, served
 
 Say = Callable[[BaseHTTPRequestHandler], None]
 
@@ -15,14 +17,15 @@ Say = Callable[[BaseHTTPRequestHandler], None]
 class Stub:
     """answers  what is done with each request, in order; the last one stays. requests: bodies and headers that came."""
 
-    def __init__(self, address: str):
-        self.address = address
+    address: str
+
+    def __init__(self) -> None:
         self.answers: list[Say] = [says("Rating: [[7]]")]
         self.requests: list[tuple[dict[str, Any], dict[str, str]]] = []
         self.over = threading.Event()  # lets stalled answers go
         self._lock = threading.Lock()
 
-    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+    def post(self, handler: BaseHTTPRequestHandler) -> None:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
         with self._lock:
             self.requests.append((body, {**dict(handler.headers), "path": handler.path}))
@@ -33,48 +36,20 @@ class Stub:
 
 @contextmanager
 def stub_judge() -> Iterator[Stub]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            stub.handle(self)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    stub = Stub(f"http://127.0.0.1:{server.server_address[1]}/v1")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    stub = Stub()
+    with served(stub):
         yield stub
-    finally:
-        stub.over.set()
-        server.shutdown()
-        server.server_close()
 
 
 def sends(status: int, body: bytes, **headers: str) -> Say:
     """An answer with this status and body."""
-
-    def say(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return say
+    return lambda handler: send(handler, status, body, **headers)
 
 
 def says(text: Any, model: str = "stub-1") -> Say:
     """A completion."""
-    found = {
-        "model": model,
-        "system_fingerprint": "fp_9",
-        "choices": [{"message": {"role": "assistant", "content": text}}],
-    }
-    return sends(200, json.dumps(found).encode())
+    choices = [{"message": {"role": "assistant", "content": text}}]
+    return sends(200, json.dumps({"model": model, "system_fingerprint": "fp_9", "choices": choices}).encode())
 
 
 def drops(handler: BaseHTTPRequestHandler) -> None:

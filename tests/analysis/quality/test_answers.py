@@ -1,7 +1,5 @@
 """Metrics by name, exact match, F1, ROUGE-L and BLEU: against values worked out by hand, and against the libraries."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -45,8 +43,6 @@ def test_a_list_of_names_and_options_builds_metrics():
         (["exact_mach"], "unknown quality metric 'exact_mach': did you mean exact_match"),
         ([{"bleu": {"tokeniser": "13a"}}], "unknown option of the quality metric bleu 'tokeniser'"),
         (["f1", "f1"], "every metric once, got f1 twice"),
-        ([{"bleu": {"tokenize": "none such"}}], "expected a tokenizer of sacrebleu, got 'none such'"),
-        ([{"exact_match": {"judge": "code"}}], "judge: expected auto, math, instruct or squad, got 'code'"),
     ):
         with pytest.raises(InputError, match=message):
             quality.build(wanted)
@@ -88,30 +84,24 @@ def test_the_judge_goes_by_the_id_unless_told():
     assert ExactMatch("instruct").score(" In order: a b.", Prompt("7", "Q", "a b")).counts == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "text, exact, common",
-    [
-        ("the Eiffel  Tower!", 1, 1.0),
-        ("  Eiffel Tower\nQuestion: Who?", 1, 1.0),
-        ("Big Eiffel tower", 0, 4 / 5),  # 2 common of 3 and 2
-        ("tower of Paris", 0, 2 / 5),  # 1 common of 3 and 2
-        ("anthem", 0, 0.0),  # an article inside a word is none
-        ("", 0, 0.0),
-    ],
-)
+@pytest.mark.parametrize("text, exact, common", [
+    ("the Eiffel  Tower!", 1, 1.0),
+    ("  Eiffel Tower\nQuestion: Who?", 1, 1.0),
+    ("Big Eiffel tower", 0, 4 / 5),  # 2 common of 3 and 2
+    ("tower of Paris", 0, 2 / 5),  # 1 common of 3 and 2
+    ("anthem", 0, 0.0),  # an article inside a word is none
+    ("", 0, 0.0),
+])  # fmt: skip
 def test_answers_are_compared_as_squad_does(text, exact, common):
     prompt = squad("Eiffel Tower")
     assert ExactMatch().score(text, prompt).counts == (exact, 1)
     assert TokenF1().score(text, prompt).counts == (pytest.approx(common), 1)
 
 
-def test_the_best_reference_counts():
+def test_words_are_counted_as_often_as_they_occur_and_the_best_reference_counts():
     prompt = squad("1999", "the year 1999")
     assert ExactMatch().score("The Year 1999.", prompt).counts == (1, 1)
     assert TokenF1().score("year", prompt).counts == (pytest.approx(2 / 3), 1)
-
-
-def test_words_are_counted_as_often_as_they_occur():
     assert f1("to be or not to be", "to be") == pytest.approx(2 * 2 / 8)
     assert f1("a the", "an") == 1.0 and f1("a", "cat") == 0.0
     assert normalise("The cat's  A-team, theirs") == "cats ateam theirs"
@@ -143,21 +133,6 @@ PAIRS = [
 ]
 
 
-def bleu_scores():
-    metric = Bleu()
-    prompts = [Prompt(str(i), "Translate", reference) for i, (_, reference) in enumerate(PAIRS)]
-    return metric, table(metric, metric.measure(prompts, generations([text for text, _ in PAIRS])))
-
-
-def test_bleu_of_totals_is_the_corpus_bleu():
-    import sacrebleu
-
-    metric, counts = bleu_scores()
-    expected = sacrebleu.corpus_bleu([text for text, _ in PAIRS], [[reference for _, reference in PAIRS]]).score
-    assert metric.value(counts.sum(0)) == pytest.approx(expected, rel=1e-12)
-    assert 10 < expected < 90
-
-
 def test_bleu_by_hand():
     metric = Bleu()
     score = metric.score("the cat sat on mats", Prompt("1", "Translate", "the cat sat on the mat"))
@@ -171,7 +146,9 @@ def test_bleu_by_hand():
 def test_a_bootstrap_sample_has_its_own_corpus_bleu():
     import sacrebleu
 
-    metric, counts = bleu_scores()
+    metric = Bleu()
+    prompts = [Prompt(str(i), "Translate", reference) for i, (_, reference) in enumerate(PAIRS)]
+    counts = table(metric, metric.measure(prompts, generations([text for text, _ in PAIRS])))
     values = metric.value(resampled_totals(counts, 20, seed=3))
     (weights,) = resampling_weights(len(PAIRS), 20, seed=3)
     for value, often in zip(values, weights.astype(int), strict=True):

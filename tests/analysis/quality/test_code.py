@@ -1,7 +1,5 @@
 """pass@k against enumeration, and through real processes on records of HumanEval's and MBPP's shape."""
 
-from __future__ import annotations
-
 import re
 import sys
 from itertools import combinations
@@ -45,12 +43,9 @@ def test_it_is_the_share_of_subsets_with_a_program_that_passes():
                 share = sum(min(subset) < passed for subset in subsets) / len(subsets)
                 assert pass_at_k(n, passed, k) == pytest.approx(share, abs=1e-15)
     assert pass_at_k(2000, 1, 100) == pytest.approx(0.05, rel=1e-12)
-
-
-@pytest.mark.parametrize("n, passed, k", [(3, 4, 1), (3, -1, 1), (3, 1, 4), (3, 1, 0)])
-def test_counts_that_cannot_be_are_refused(n, passed, k):
-    with pytest.raises(InputError, match="0 <= passed <= n and 1 <= k <= n"):
-        pass_at_k(n, passed, k)
+    for n, passed, k in ((3, 4, 1), (3, 1, 4)):
+        with pytest.raises(InputError, match="0 <= passed <= n and 1 <= k <= n"):
+            pass_at_k(n, passed, k)
 
 
 def test_code_is_not_run_unless_allowed(monkeypatch):
@@ -61,10 +56,6 @@ def test_code_is_not_run_unless_allowed(monkeypatch):
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="allow_code_execution=true"):
         quality.get("pass_at_k")
-    with pytest.raises(InputError, match="k: expected at least 1, got 0"):
-        PassAtK(k=0, allow_code_execution=True)
-    with pytest.raises(InputError, match="memory of at least 64 MiB"):
-        PassAtK(allow_code_execution=True, memory=1)
 
 
 @linux
@@ -109,17 +100,14 @@ def test_right_responses_pass_in_any_dress(text):
 
 
 @linux
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        ("    return a * b\n", "AssertionError: "),
-        ("    return (\n", "SyntaxError: "),
-        ("    return undefined\n", "NameError: name 'undefined' is not defined"),
-        ("", "IndentationError: |AssertionError: "),
-        ("\x00", "(SyntaxError|ValueError): "),
-        ("    return '\ud800'\n", "AssertionError: "),
-    ],
-)
+@pytest.mark.parametrize("text, reason", [
+    ("    return a * b\n", "AssertionError: "),
+    ("    return (\n", "SyntaxError: "),
+    ("    return undefined\n", "NameError: name 'undefined' is not defined"),
+    ("", "IndentationError: |AssertionError: "),
+    ("\x00", "(SyntaxError|ValueError): "),
+    ("    return '\ud800'\n", "AssertionError: "),
+])  # fmt: skip
 def test_wrong_responses_fail_with_a_reason(text, reason):
     assert re.match(reason, judged(text, problem()))
 

@@ -1,7 +1,5 @@
 """Perplexity: a table's likelihoods by hand, a transformers model token by token, texts alone and in batches."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

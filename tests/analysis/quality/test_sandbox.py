@@ -1,7 +1,5 @@
 """Programs behind both kinds of walls: honest ones pass, and no attempt forges a verdict, gets out or exhausts the machine."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Rounds on a trace, walked one at a time as one would explain them; and a small trace to walk on."""
 
-from __future__ import annotations
-
 import torch
 
 from data_gen.recording import Recorder

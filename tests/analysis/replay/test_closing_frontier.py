@@ -1,7 +1,5 @@
 """A training's last act: its head is replayed at every threshold, and what cannot be replayed is said before the training."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -40,22 +38,15 @@ def test_a_frontier_has_a_line_for_every_threshold(trace, heads):
     for head, kind in zip(heads, (Survival, Rate), strict=True):
         draft = testing.table_pair().draft
         table = replayed(trace, head, draft, 0.3, min_drafted=2)
-        assert (
-            table.threshold.tolist() == list(LEVELS) and LEVELS[0] == 0.05 and LEVELS[-1] == 0.95 and len(LEVELS) == 19
-        )
+        assert table.threshold.tolist() == list(LEVELS) and (LEVELS[0], LEVELS[-1], len(LEVELS)) == (0.05, 0.95, 19)
         assert table.setting.tolist()[1] == "h=0.1" and set(table.method) == {head.method}
         assert table.lossless.all() and table.undominated.all()
         told = with_logits(trace, "x", scorer_of(head, draft))
         policy = threshold_policy(head, "x", corrected=True)
         assert isinstance(policy, kind)
         for row in (4, 15):
-            level = 1 - LEVELS[row]
-            one = (
-                replace(policy, threshold=LEVELS[row])
-                if kind is Survival
-                else replace(policy, rate=level, cost_ratio=1.0)
-            )
-            counts = replay(told, Bounded(one, 2, MOST)).total
+            words = {"threshold": LEVELS[row]} if kind is Survival else {"rate": 1 - LEVELS[row], "cost_ratio": 1.0}
+            counts = replay(told, Bounded(replace(policy, **words), 2, MOST)).total
             line = table.iloc[row]
             assert {name: line[name] for name in vars(counts)} == vars(counts)
             assert line.throughput == pytest.approx(metrics.throughput(counts, 0.3))
@@ -75,14 +66,6 @@ def test_the_best_state_of_a_head_is_replayed(tmp_path, heads):
     best = _best(module, tmp_path)
     assert torch.equal(best.readout.weight, heads[0].readout.weight + 1)
     assert best.readout.weight.dtype == torch.float32
-
-
-class Logger:
-    def __init__(self):
-        self.logged = []
-
-    def log_metrics(self, values, step):
-        self.logged.append((values, step))
 
 
 class Shown(WandbLogger):
@@ -116,11 +99,10 @@ def recorded_folder(tmp_path, trace):
 
 
 def test_a_trained_head_is_replayed_and_its_best_threshold_told(recorded_folder, tmp_path, heads, trace):
-    draft, logger = testing.table_pair().draft, Logger()
-    shown = Shown()
+    draft, shown = testing.table_pair().draft, Shown()
     trainer = SimpleNamespace(
         is_global_zero=True, default_root_dir=str(tmp_path), datamodule=SimpleNamespace(draft=draft),
-        loggers=[logger, shown], global_step=7,
+        loggers=[shown], global_step=7,
     )  # fmt: skip
     closing = ReplayedFrontier(str(recorded_folder("t")), cost_ratio=0.3, min_drafted=2)
     assert closing.results == {}
@@ -128,7 +110,7 @@ def test_a_trained_head_is_replayed_and_its_best_threshold_told(recorded_folder,
     table = replayed(trace, heads[0], draft, 0.3, 2)
     best = table.loc[table.throughput.idxmax()]
     known = {"replay/throughput": best.throughput, "replay/threshold": best.threshold}
-    assert closing.results == pytest.approx(known) and logger.logged == [(closing.results, 6)]
+    assert closing.results == pytest.approx(known)
     assert (tmp_path / "replayed.csv").is_file() and (tmp_path / "replayed.png").stat().st_size > 1000
     assert shown.told[0] == (closing.results, 6)
     name, frame = shown.told[1]
@@ -136,7 +118,7 @@ def test_a_trained_head_is_replayed_and_its_best_threshold_told(recorded_folder,
     assert shown.told[2] == ("replay/pareto", [str(tmp_path / "replayed.png")]) and len(shown.told) == 3
     trainer.global_step = 0
     closing.on_fit_end(trainer, SimpleNamespace(head=heads[0]))
-    assert logger.logged[1][1] == 0
+    assert shown.told[3] == (closing.results, 0)
     other = ReplayedFrontier("nowhere")
     other.on_fit_end(SimpleNamespace(is_global_zero=False), None)
     assert (other.results, other.cost_ratio, other.min_drafted) == ({}, 0.2, 1)
@@ -144,22 +126,19 @@ def test_a_trained_head_is_replayed_and_its_best_threshold_told(recorded_folder,
 
 def test_what_cannot_be_replayed_is_said_before_the_training(recorded_folder):
     trainer = SimpleNamespace(datamodule=SimpleNamespace(weights=Weights("f")))
-    module = SimpleNamespace(head=AcceptanceHead(8))
-    good = recorded_folder("good")
-    ReplayedFrontier(str(good)).on_fit_start(trainer, module)
-    ReplayedFrontier(str(recorded_folder("unsaid", fingerprint=None))).on_fit_start(trainer, module)
-    other = recorded_folder("other", fingerprint="g")
-    words = rf"^callbacks.frontier.traces: {other} was recorded with another draft \(fingerprint g, this one f\)$"
-    with pytest.raises(InputError, match=words):
-        ReplayedFrontier(str(other)).on_fit_start(trainer, module)
-    blind = recorded_folder("blind", hidden=False)
-    with pytest.raises(
-        InputError, match=f"^callbacks.frontier.traces: {blind} holds no hidden states; record it with hidden"
+    plain, good = AcceptanceHead(8), recorded_folder("good")
+    for folder in (good, recorded_folder("unsaid", fingerprint=None)):
+        ReplayedFrontier(str(folder)).on_fit_start(trainer, SimpleNamespace(head=plain))
+    other, blind = recorded_folder("other", fingerprint="g"), recorded_folder("blind", hidden=False)
+    for folder, head, words in (
+        (
+            other,
+            plain,
+            rf"^callbacks.frontier.traces: {other} was recorded with another draft \(fingerprint g, this one f",
+        ),
+        (blind, plain, f"{blind} holds no hidden states; record it with hidden"),
+        (good, AcceptanceHead(8, layers=(2,)), r"^the head reads layers \[2\] .* set \+pair.draft_layers=\[2\]$"),
+        (good, PrereadHead(8, 8, output="block"), "that is trained"),
     ):
-        ReplayedFrontier(str(blind)).on_fit_start(trainer, module)
-    layered = SimpleNamespace(head=AcceptanceHead(8, layers=(2,)))
-    with pytest.raises(InputError, match=r"^the head reads layers \[2\] .* set \+pair.draft_layers=\[2\]$"):
-        ReplayedFrontier(str(good)).on_fit_start(trainer, layered)
-    blocks = SimpleNamespace(head=PrereadHead(8, 8, output="block"))
-    with pytest.raises(InputError, match="that is trained"):
-        ReplayedFrontier(str(good)).on_fit_start(trainer, blocks)
+        with pytest.raises(InputError, match=words):
+            ReplayedFrontier(str(folder)).on_fit_start(trainer, SimpleNamespace(head=head))

@@ -1,7 +1,5 @@
 """analysis.heads copies=RESPONSES: a fit by the public command, scored on other texts, used by both methods."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The dynamic program against one that is written for one start at a time, with means in place of boosted trees."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,16 +63,6 @@ def test_what_a_policy_has_seen_of_a_head(trace, geometry, kind):
                 known = [survival, newest, following, survival * following]
                 assert found.inputs[depth - 1, start].tolist() == pytest.approx(known, rel=1e-5)
     assert np.array_equal(found.survival, found.inputs[:, :, 0]) and np.array_equal(found.worth, found.inputs[:, :, 3])
-
-
-def test_every_text_is_in_one_fold(trace):
-    text, fold_of = dynamic_program._folds(trace, 4)
-    assert text.tolist() == [each.number for each in texts_of(trace) for _ in range(each.first, each.end)]
-    sizes = torch.bincount(fold_of, minlength=4).tolist()
-    assert len(fold_of) == trace.num_texts and len(sizes) == 4 and max(sizes) - min(sizes) <= 1
-    assert torch.equal(fold_of, dynamic_program._folds(trace, 4)[1]) and fold_of[:8].tolist() != sorted(
-        fold_of[:8].tolist()
-    )
 
 
 def mean_of(calls=None):
@@ -254,8 +242,8 @@ def test_drafting_on_while_it_is_worth_its_price(trace, geometry, least):
 
 
 def test_the_best_price_that_is_met_counts(trace, monkeypatch):
-    """Starts at the rate 1, goes on from what was reached, ends when that stays, keeps the best."""
-    reached, met = iter([2.0, 3.0, 2.5, 2.5 + 1e-10, 9.0]), []
+    """Starts at the rate 1, goes on from what was reached, ends when that stays, keeps the best; the start only if told."""
+    met = []
 
     def played(trace, geometry, worth, possible, price, least):
         met.append((price, least))
@@ -263,9 +251,13 @@ def test_the_best_price_that_is_met_counts(trace, monkeypatch):
 
     monkeypatch.setattr(upper_bound, "play", played)
     monkeypatch.setattr(metrics, "throughput", lambda total, cost_ratio: total)
+    reached = iter([2.0, 3.0, 2.5, 2.5 + 1e-10, 9.0])
     solved = upper_bound.solve(trace, None, None, None, 0.1, 2)
     assert [price for price, _ in met] == pytest.approx([0.1, 0.2, 0.3, 0.25]) and {least for _, least in met} == {2}
     assert (solved.rate, solved.price, solved.replayed.total) == (3.0, 2.0, 3.0)
+    for start_counts, rate in ((True, 2.5), (False, 2.0)):
+        reached = iter([2.5, 2.0, 2.0])
+        assert upper_bound.solve(trace, None, None, None, 0.5, start_counts=start_counts).rate == rate
 
 
 def test_the_score_of_a_policy_is_the_worth_of_its_next_token(trace):
@@ -283,10 +275,8 @@ def test_the_score_of_a_policy_is_the_worth_of_its_next_token(trace):
         level = solved.price * 0.2
         goes_on = (trace.token_prob >= level).tolist()
         same(solved.replayed, trace, while_(trace, goes_on.__getitem__, least))
-    assert (
-        upper_bound.solve_policy(trace, Half(), 0.2).replayed.total
-        == upper_bound.solve_policy(trace, Half(), 0.2, 1).replayed.total
-    )
+    totals = [upper_bound.solve_policy(trace, Half(), 0.2, *least).replayed.total for least in ((), (1,))]
+    assert totals[0] == totals[1]
 
 
 def test_the_best_fixed_number_and_the_oracle_of_each_text(trace):

@@ -1,25 +1,29 @@
-"""Replay against the live loop: forced with the recorded tokens and acceptance draws count for count, free at temperature 0."""
+"""Replay against the live loop: forced with the recorded tokens and acceptance draws count for count, free at temperature 0.
+
+The policies of conf/stopping/ on a chain, and rounds that choose between the draft model and copies.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from analysis.replay.calibrating import Scored
-from analysis.replay.policies import replay, replay_starts, sweep_levels, walk
+from analysis.replay.policies import replay, replay_starts, sweep_levels
+from analysis.replay.prompt_lookup import Copies
 from analysis.replay.recorded_heads import RecordedScorer, with_recorded_heads
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.acceptance import HeadEstimator
 from toolkit.acceptance.folder import recorded_scorers
-from toolkit.decoding import Method, decode
+from toolkit.decoding import BestSourceProposer, Method, decode
 from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling
-from toolkit.stopping import Bounded, Confidence, Fixed, Heuristic, Survival, Svip, Tail
-from toolkit.trace import Trace, join
-from toolkit.trace.rounds import Geometry, step_at
-from toolkit.trace.step import RecordedStep
+from toolkit.stopping import Bounded, Confidence, Fixed, Survival, Svip, Tail
+from toolkit.trace.rounds import Geometry
 from toolkit.types import Counts, Verdict
 from toolkit.verification import TextRule
 
@@ -27,7 +31,7 @@ POLICIES = [
     name
     for name in config.choices("stopping")
     if not name.startswith("batch_rate") and name not in ("lookup_rate", "best_source")
-]  # a batch's: tests/analysis/loads; of copies: tests/toolkit/test_prompt_lookup.py; test_best_source.py
+]  # a batch's: tests/analysis/loads; of copies: tests/toolkit/test_prompt_lookup.py; best_source: below
 SAMPLINGS = {
     "sampled": Sampling(temperature=1.0, max_new_tokens=40),
     "warped": Sampling(temperature=0.5, top_k=50, top_p=0.95, max_new_tokens=40),
@@ -36,6 +40,10 @@ SAMPLINGS = {
     "greedy_stopped": Sampling(temperature=0.0, repetition_penalty=1.3, stop=("\n", "re", "="), max_new_tokens=40),
 }
 MAX_DRAFTED = 10
+sampled = pytest.mark.parametrize(
+    "recorded", ["sampled", "stopped", pytest.param("warped", marks=pytest.mark.slow)], indirect=True
+)
+greedy = pytest.mark.parametrize("recorded", ["greedy", "greedy_stopped"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +51,16 @@ def pair():
     return ModelPair.toy()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow) if name == "warped" else name for name in SAMPLINGS],
-)
+def prompts(count):
+    return [e.prompt for domain in ("math", "code", "instruct") for e in load_frozen(domain, "dev")[:count]]
+
+
+@pytest.fixture(scope="module")
 def recorded(request, pair):
     sampling = SAMPLINGS[request.param]
-    prompts = [e.prompt for domain in ("math", "code") for e in load_frozen(domain, "dev")[:3]]
-    generations = decode(pair, prompts, config.method("autoregressive"), sampling)
+    generations = decode(pair, prompts(2), config.method("autoregressive"), sampling)
     texts = [(g.prompt_ids, g.token_ids) for g in generations]
-    scorers = recorded_scorers(pair, {"own": pair.head})
-    recorder = Recorder(pair, sampling, MAX_DRAFTED, scorers, hidden=True)
+    recorder = Recorder(pair, sampling, MAX_DRAFTED, recorded_scorers(pair, {"own": pair.head}), hidden=True)
     return request.param, texts, recorder.record(texts, range(len(texts)))
 
 
@@ -100,15 +107,11 @@ class ForcedRule(TextRule):
         return Verdict(path, length, torch.tensor([token]), bonus, torch.tensor([True]))
 
 
-def forced_counts(pair, method, trace, texts, sampling):
+def forced_counts(pair, method, trace, texts, sampling, proposer=ForcedProposer, rule=ForcedRule):
     counts = []
     for number, (prompt, produced) in enumerate(texts):
-        if not pair.drafts or not produced:
-            continue
-        proposer = ForcedProposer(trace, number, len(prompt))
-        forced = Method(
-            "forced", method.policy, ForcedRule(proposer, produced), proposer, method.min_drafted, method.max_drafted
-        )
+        drafts = proposer(trace, number, len(prompt))
+        forced = Method("forced", method.policy, rule(drafts, produced), drafts, method.min_drafted, method.max_drafted)
         (generation,) = decode(pair, [prompt], forced, sampling)
         assert generation.token_ids == produced
         counts.append(generation.counts)
@@ -132,35 +135,11 @@ def method_of(policy, overrides=()):
     return config.instantiate(config.compose("method_only", [*words, *(f"method.{word}" for word in overrides)]).method)
 
 
-def policies():
-    for name in POLICIES:
-        yield name, []
-    yield "fixed", ["policy.num_drafted=2"]
-    yield "fixed", ["policy.num_drafted=8"]
-    yield "survival", ["policy.threshold=0.3", "min_drafted=2"]
-    yield "survival", ["policy.lag=0"]
-
-
-def replay_plain(trace, go_on, max_drafted):
-    """A policy as a plain function of (step, depth) -> draft another?, called step by step. Slow, and easy to check."""
-    geometry = Geometry.of(trace)
-    starts = torch.arange(trace.num_positions)
-    num_drafted = torch.zeros_like(starts)
-    for start in range(len(starts)):
-        here = starts[start : start + 1]
-        depth, most = 0, min(int(geometry.room[start]), max_drafted)
-        while depth < most:
-            index, exists = step_at(trace, geometry, here, depth + 1)
-            if not bool(exists):
-                break
-            depth += 1
-            if not go_on(RecordedStep(trace, depth, index), depth):
-                break
-        num_drafted[start] = depth
-    return walk(trace, geometry, num_drafted.unsqueeze(0), num_drafted.unsqueeze(0))[0]
-
-
-@pytest.mark.parametrize(("name", "overrides"), list(policies()))
+@sampled
+@pytest.mark.parametrize(("name", "overrides"), [
+    *((name, []) for name in POLICIES), ("fixed", ["policy.num_drafted=2"]), ("fixed", ["policy.num_drafted=8"]),
+    ("survival", ["policy.threshold=0.3", "min_drafted=2"]), ("survival", ["policy.lag=0"]),
+])  # fmt: skip
 def test_forced_live_decoding_equals_replay_count_for_count(recorded, pair, name, overrides):
     label, texts, trace = recorded
     method = method_of(name, overrides)
@@ -168,7 +147,7 @@ def test_forced_live_decoding_equals_replay_count_for_count(recorded, pair, name
     assert per_text(replay(trace, bounded(method, pair))) == live
 
 
-@pytest.mark.parametrize("recorded", ["greedy", "greedy_stopped"], indirect=True)
+@greedy
 @pytest.mark.parametrize("name", POLICIES)
 def test_greedy_live_decoding_equals_replay_exactly(recorded, pair, name):
     label, texts, trace = recorded
@@ -188,94 +167,120 @@ def test_a_draft_goes_on_behind_the_stop_string_that_ends_the_text(recorded):
     )
     most = replay(trace, Bounded(Fixed(8), 1, 8))
     assert most.counts["num_discarded"].sum() > replay(trace, Bounded(Fixed(1), 1, 1)).counts["num_discarded"].sum()
+    for name in ("own", "own.preread"):  # calibrations leave out what the target never judged
+        for depth, product, label in Scored(trace, trace.estimates[name], name != "own").products(torch.sigmoid, 6):
+            assert len(product) and bool(label.isfinite().all()), depth
 
 
-@pytest.mark.parametrize("recorded", ["stopped"], indirect=True)
-@pytest.mark.parametrize("name", ["own", "own.preread"])
-def test_calibrations_leave_out_what_the_target_never_judged(recorded, name):
-    _, _, trace = recorded
-    scored = Scored(trace, trace.estimates[name], preread=name != "own")
-    for depth, product, label in scored.products(torch.sigmoid, 6):
-        assert len(product) and bool(label.isfinite().all()), depth
-
-
+@sampled
 def test_the_three_ways_agree(recorded):
     _, _, trace = recorded
-    for policy in (Fixed(3), Confidence(0.6), Tail(0.3)):
+    survival = Survival(HeadEstimator("own", scorer=RecordedScorer("own")), 0.4)
+    for policy in (Confidence(0.6), Tail(0.3), Svip(0.4), survival):
         limited = Bounded(policy, 1, MAX_DRAFTED)
-        rounds, starts = replay(trace, limited), replay_starts(trace, limited)
-        for name in rounds.counts:
-            assert np.array_equal(rounds.counts[name], starts.counts[name])
-        assert np.array_equal(rounds.accepted, starts.accepted)
-        assert np.array_equal(rounds.lengths, starts.lengths)
-        assert np.array_equal(rounds.reached, starts.reached)
-        assert np.array_equal(rounds.passed, starts.passed)
-    for policy in (
-        Confidence(0.6),
-        Tail(0.3),
-        Svip(0.4),
-        Survival(HeadEstimator("own", scorer=RecordedScorer("own")), 0.4),
-    ):
-        (swept,) = sweep_levels(trace, policy, [policy.level], max_drafted=MAX_DRAFTED)
-        alone = replay(trace, Bounded(policy, 1, MAX_DRAFTED))
-        for name in alone.counts:
-            assert np.array_equal(swept.counts[name], alone.counts[name])
-    plain = replay_plain(trace, lambda step, depth: float(step.token_prob) >= 0.6, MAX_DRAFTED)
-    same = replay_starts(trace, Bounded(Confidence(0.6), 1, MAX_DRAFTED))
-    assert plain.total == same.total
+        alone, (swept,) = replay(trace, limited), sweep_levels(trace, policy, [policy.level], max_drafted=MAX_DRAFTED)
+        for other in (swept, replay_starts(trace, limited)):
+            assert per_text(other) == per_text(alone)
+            for name in ("accepted", "lengths", "reached", "passed"):
+                assert np.array_equal(getattr(other, name), getattr(alone, name)), name
 
 
-def test_counts_obey_the_identity_and_lengths_add_up(recorded):
-    _, texts, trace = recorded
-    for policy in (Bounded(Fixed(4), 1, 10), Bounded(Heuristic(), 1, 10), Bounded(Fixed(0), 0, 0)):
-        found = replay(trace, policy)
-        total = found.total
-        assert total.num_drafted + total.num_target_calls == total.num_generated + total.num_discarded
-        assert total.num_generated == sum(len(produced) for _, produced in texts)
-        assert found.lengths.sum() == total.num_target_calls
-        assert (found.lengths * np.arange(len(found.lengths))).sum() == total.num_drafted
-        assert (found.passed <= found.reached).all()
+# -- rounds that choose their source ----------------------------------------------------------------------------------
+
+SETTINGS = {
+    "defaults": [],
+    "dear draft": ["method.policy.cost_ratio=.6"],
+    "free columns": ["method.policy.column_cost=0", "method.policy.cost_ratio=.4", "method.policy.acceptance=.9",
+                     "method.max_drafted=4"],
+    "doubtful": ["method.policy.acceptance=.2", "method.policy.evidence=40"],
+    "at least two": ["method.min_drafted=2", "method.policy.cost_ratio=.4"],
+    "heads": ["~method.policy.estimator",
+              "+method.policy.estimator={_target_: toolkit.acceptance.PrereadEstimator, head: null}"],
+}  # fmt: skip
 
 
-def test_a_trace_survives_its_file_and_being_joined(recorded, tmp_path, pair):
+def best_source(setting):
+    words = ["method=best_source", f"method.max_drafted={MAX_DRAFTED}", *SETTINGS[setting]]
+    return config.instantiate(config.compose("method_only", words).method)
+
+
+class ForcedBestSource(ForcedProposer, BestSourceProposer):
+    """Draws what the trace says where the draft model draws."""
+
+    def __init__(self, trace, text, num_prompt):
+        ForcedProposer.__init__(self, trace, text, num_prompt)
+        self.copies = BestSourceProposer().copies
+
+
+class ForcedSource(ForcedRule):
+    """Accepts a draft by the recorded draws, a copy where the text has it."""
+
+    def verify(self, proposal, target_probs, uniforms):
+        verdict = super().verify(proposal, target_probs, uniforms)
+        if int(proposal.num_calls) > 0:
+            return verdict
+        start = self.proposer.start - self.proposer.first
+        copied, rest = proposal.tokens[0, : int(proposal.num_drafted)].tolist(), self.produced[start:]
+        length = 0
+        while length < min(len(copied), len(rest)) and copied[length] == rest[length]:
+            length += 1
+        token = rest[length] if length < len(rest) else 0
+        return type(verdict)(verdict.path, torch.tensor([length]), torch.tensor([token]), verdict.bonus, verdict.valid)
+
+
+def replayed(pair, method, trace, texts, sampling):
+    bound = method.bind(pair)
+    copies = Copies(bound.proposer.copies, texts, bound.limit, sampling.max_new_tokens, pair.ends(sampling))
+    return replay(trace, with_recorded_heads(bound.policy, {pair.head: "own"}), copies)
+
+
+@sampled
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_forced_rounds_of_either_source_equal_replay(recorded, pair, setting):
     label, texts, trace = recorded
-    loaded = Trace.load(trace.save(tmp_path / "t.safetensors"))
-    assert loaded.max_drafted == trace.max_drafted
-    recorder = Recorder(pair, SAMPLINGS[label], MAX_DRAFTED, recorded_scorers(pair, {"own": pair.head}), hidden=True)
-    halves = join([recorder.record(texts[:2], range(2)), recorder.record(texts[2:], range(2, len(texts)))])
-    for policy in (Bounded(Fixed(5), 1, 10), Bounded(Confidence(0.5), 1, 10)):
-        whole = per_text(replay(trace, policy))
-        assert per_text(replay(loaded, policy)) == whole
-        assert per_text(replay(halves, policy)) == whole
+    method, sampling = best_source(setting), SAMPLINGS[label]
+    live = forced_counts(pair, method, trace, texts, sampling, ForcedBestSource, ForcedSource)
+    assert per_text(replayed(pair, method, trace, texts, sampling)) == live
 
 
-def test_bad_input_is_named(recorded, pair, tmp_path):
-    _, texts, trace = recorded
-    with pytest.raises(InputError, match="recorded for 10"):
-        replay(trace, Bounded(Fixed(11), 1, 20))
-    with pytest.raises(InputError, match="recorded for 10"):
-        sweep_levels(trace, Confidence(), [0.5], max_drafted=11)
-    with pytest.raises(InputError, match="remembers earlier rounds"):
-        replay_starts(trace, Bounded(Heuristic(), 1, 10))
-    with pytest.raises(InputError, match="holds no estimates of other"):
-        replay(trace, Bounded(Survival(HeadEstimator("other", scorer=RecordedScorer("other"))), 1, 10))
-    with pytest.raises(InputError, match="no trace|found none"):
-        Trace.load(tmp_path / "none.safetensors")
-    whole = trace.save(tmp_path / "cut.safetensors").read_bytes()
-    (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match="not a whole trace"):
-        Trace.load(tmp_path / "cut.safetensors")
-    greedy = Recorder(pair, Sampling(temperature=0.0, max_new_tokens=40), MAX_DRAFTED)
-    prompt = texts[0][0]
-    with pytest.raises(InputError, match="probability 0 under this target"):
-        greedy.record([(prompt, [5] * 40)], [0])
+@greedy
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_greedy_rounds_of_either_source_equal_replay(recorded, pair, setting):
+    label, texts, trace = recorded
+    method = best_source(setting)
+    live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLINGS[label])
+    assert [g.token_ids for g in live] == [produced for _, produced in texts]
+    assert per_text(replayed(pair, method, trace, texts, SAMPLINGS[label])) == [g.counts for g in live]
+    if (setting, label) == ("free columns", "greedy"):
+        rounds = [r for g in live for r in g.rounds]
+        assert sum(r.num_draft_calls > 0 for r in rounds) > 5
+        assert sum(r.num_draft_calls == 0 and r.num_drafted > 0 for r in rounds) > 5
 
 
-@pytest.mark.parametrize("min_drafted", [1, 2, 4])
-def test_levels_swept_at_once_are_policies_replayed_one_by_one(recorded, min_drafted):
-    """A low score before the lower bound is not heard, and forgotten."""
+@pytest.mark.parametrize("recorded", ["greedy"], indirect=True)
+def test_a_recording_without_the_texts_is_refused(pair, recorded):
     _, _, trace = recorded
-    levels = [0.3, 0.6, 0.9]
-    for level, found in zip(levels, sweep_levels(trace, Confidence(), levels, min_drafted), strict=True):
-        alone = replay_starts(trace, Bounded(Confidence(level), min_drafted, MAX_DRAFTED))
-        assert per_text(found) == per_text(alone)
+    policy = best_source("defaults").bind(pair).policy
+    with pytest.raises(InputError, match="decides on copied tokens, and a recording holds none"):
+        replay(trace, policy)
+    with pytest.raises(InputError, match="remembers earlier rounds"):
+        replay_starts(trace, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["defaults", "free columns"])
+def test_sampled_live_decoding_counts_as_replay_does(pair, setting):
+    """At T = 1, with draws and texts of their own: means over prompts of every count lie within four standard errors."""
+    sampling, method = Sampling(max_new_tokens=48), best_source(setting)
+    generations = decode(pair, prompts(24), config.method("autoregressive"), sampling, batch_size=24)
+    texts = [(g.prompt_ids, g.token_ids) for g in generations]
+    trace = Recorder(pair, sampling, MAX_DRAFTED).record_all(texts, range(len(texts)))
+    found = replayed(pair, method, trace, texts, sampling)
+    live = decode(pair, prompts(24), method, replace(sampling, seed=7), batch_size=24)
+    counts = {name: [getattr(g.counts, name) for g in live] for name in found.counts}
+    counts |= {name: [sum(f"{r.source}_rounds" == name for r in g.rounds) for g in live] for name in found.sources}
+    for name, values in counts.items():
+        difference = np.array(values) - {**found.counts, **found.sources}[name]
+        error = difference.std(ddof=1) / len(live) ** 0.5
+        assert abs(difference.mean()) < 4 * error, f"{name}: {difference.mean():.3f} +- {error:.3f}"
+    assert sum(counts["copy_rounds"]) > 50 < sum(counts["draft_rounds"])

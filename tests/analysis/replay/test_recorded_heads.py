@@ -1,7 +1,5 @@
 """Heads on traces: whose logits are read, scored anew, judged and calibrated; and which are refused."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace
@@ -66,9 +64,7 @@ def test_a_recorded_scorer_reads_its_own_name_from_steps_of_a_trace(trace, score
     told = replace(trace, estimates={"mine": scored[:, 0], "other": scored[:, 1]})
     index = torch.tensor([3, 1])
     assert torch.equal(RecordedScorer("other")(RecordedStep(told, 1, index)), scored[index, 1])
-    with pytest.raises(
-        InputError, match=r"^recorded logits \(mine\) belong to the steps of a trace, got a SimpleNamespace$"
-    ):
+    with pytest.raises(InputError, match=r"^recorded logits \(mine\) belong to the steps of a trace, got a Simple"):
         RecordedScorer("mine")(SimpleNamespace())
 
 
@@ -120,8 +116,9 @@ def test_policies_read_the_logits_of_their_own_head():
 
 @pytest.mark.parametrize("preread", [True, False])
 def test_samples_are_tokens_that_the_draft_has_read(trace, scored, preread):
-    found = drawn_samples(trace, scored if preread else scored[:, 0], preread)
-    known = []
+    given, known = scored if preread else scored[:, 0], []
+    found = drawn_samples(trace, given, preread)
+    assert all(map(torch.equal, Scored(trace, given, preread).positions(), found[:2]))
     for text, start in every_start(trace):
         steps = text.visited(start)
         if len(steps) > 1:
@@ -166,13 +163,39 @@ def test_scores_of_a_head_with_and_without_its_class_weight(trace, heads, scored
     assert set(found) == names
 
 
-def test_without_samples_there_are_no_scores(heads, scored):
+def test_without_samples_there_are_no_scores(heads):
     trace = small_trace(count=4, most=1)
-    alone = replace(trace, accepted=torch.zeros_like(trace.accepted), estimates={"x": torch.zeros(trace.num_steps)})
-    with pytest.raises(
-        InputError, match="^no drafted token was read after its position: record traces with max_drafted of 2"
+    logits = torch.zeros(trace.num_steps)
+    alone = replace(trace, accepted=torch.zeros_like(trace.accepted), estimates={"x": logits})
+    identity = SimpleNamespace(chances=torch.sigmoid, probs=torch.sigmoid)
+    for score in (
+        lambda: head_scores(alone, np.ones(4, dtype=bool), heads[0], "x", Bootstrap(10)),
+        lambda: calibrating.judge(Scored(alone, logits, False), identity, 0.0, 2),
     ):
-        head_scores(alone, np.ones(4, dtype=bool), heads[0], "x", Bootstrap(10))
+        with pytest.raises(InputError, match="^no drafted token was read after its position: record .*max_drafted"):
+            score()
+
+
+@pytest.mark.parametrize("preread", [True, False])
+def test_products_are_those_of_rounds_from_every_start(trace, scored, preread):
+    """Walked slowly: along the text up to the first rejected position, then along its roll-out."""
+    depths = range(1, 5)
+    products = Scored(trace, scored if preread else scored[:, 0], preread).products(torch.sigmoid, depths[-1])
+    found = {depth: (product.tolist(), label.tolist()) for depth, product, label in products}
+    slow = {depth: ([], []) for depth in depths}
+    for text, start in every_start(trace):
+        steps, product = text.visited(start), 1.0
+        for depth in depths:
+            read = depth - 1 if preread else depth
+            if read >= len(steps):
+                break
+            product *= float(torch.sigmoid(scored[steps[read], 0]))
+            alive = depth - 1 <= text.run(start)
+            slow[depth][0].append(product)
+            slow[depth][1].append(float(trace.accept_prob[steps[depth - 1]]) if alive else 0.0)
+    assert sum(len(product) for product, _ in slow.values()) > 100
+    for depth in depths:
+        assert found[depth] == (pytest.approx(slow[depth][0]), pytest.approx(slow[depth][1]))
 
 
 # -- calibrations -----------------------------------------------------------------------------------------------------
@@ -186,14 +209,6 @@ def test_following_positions_are_those_behind_accepted_tokens_of_the_same_text(t
         if trace.accepted[start] and start + 1 < text.end
     ]
     assert list(zip(logits.tolist(), labels.tolist(), strict=True)) == known and len(known) > 20
-
-
-def test_positions_are_the_drawn_samples(trace, scored):
-    for preread in (True, False):
-        given = scored if preread else scored[:, 0]
-        logits, labels = Scored(trace, given, preread).positions()
-        known = drawn_samples(trace, given, preread)
-        assert torch.equal(logits, known[0]) and torch.equal(labels, known[1])
 
 
 def test_a_contender_is_scored_on_the_trace(trace, heads):
@@ -283,17 +298,6 @@ def test_certain_probabilities_are_judged_as_nearly_certain():
     assert float(found["log_loss"]) == pytest.approx(0.5 * -math.log(calibrating.SMALLEST), rel=1e-6)
 
 
-def test_traces_that_were_read_nowhere_cannot_be_judged(scored):
-    trace = small_trace(count=4, most=1)
-    alone = replace(trace, accepted=torch.zeros_like(trace.accepted))
-    one = Scored(alone, torch.zeros(alone.num_steps), False)
-    identity = SimpleNamespace(chances=torch.sigmoid, probs=torch.sigmoid)
-    with pytest.raises(
-        InputError, match="^no drafted token was read after its position: record traces with a larger max_drafted"
-    ):
-        calibrating.judge(one, identity, 0.0, 2)
-
-
 # -- folders of heads -------------------------------------------------------------------------------------------------
 
 
@@ -307,14 +311,8 @@ def traces_folder(path, heads=(), hidden=True, fingerprint="f"):
 
 def test_every_head_of_the_folders_is_found(tmp_path, heads):
     acceptance, preread = heads
-    about = {
-        "draft_fingerprint": "f",
-        "w_rej": 3.0,
-        "mixing_ratio": 0.15,
-        "metrics": {"val/binary_kl": 0.25, "train/binary_kl": 0.125},
-    }
     run = tmp_path / "run" / "head"
-    acceptance.save(run, about)
+    acceptance.save(run, {"draft_fingerprint": "f", "metrics": {"train/binary_kl": 0.125}})
     preread.save(tmp_path / "both", {"draft_fingerprint": "f", "metrics": {"val/binary_kl_accepted": 0.5}})
     acceptance.save(tmp_path / "both", {"draft_fingerprint": "f"})
     digest, other = head_hash(run), head_hash(tmp_path / "both")
@@ -332,18 +330,9 @@ def test_every_head_of_the_folders_is_found(tmp_path, heads):
     assert (alone.name, alone.recorded) == (f"run@{digest[:6]}", "a")
     assert [path.exists() for path in alone.files] == [True, True] and len(set(alone.files)) == 2
     assert {path.parent for path in alone.files} == {run}
-    assert alone.settings == {
-        "kind": "survival", "depth": acceptance.depth, "tied": False, "w_rej": 3.0, "mixing": 0.15, "train_kl": 0.125,
-        "validation_kl": 0.25,
-    }  # fmt: skip
-    settings = found[2].settings
-    assert (settings["kind"], settings["w_rej"], settings["mixing"], settings["validation_kl"]) == (
-        "preread",
-        2.0,
-        None,
-        0.5,
-    )
-    assert settings["tied"] is None and settings["depth"] == preread.depth
+    assert (alone.settings["tied"], alone.settings["train_kl"]) == (False, 0.125)
+    names = ("kind", "w_rej", "mixing", "validation_kl", "tied", "depth")
+    assert [found[2].settings[name] for name in names] == ["preread", 2.0, None, 0.5, None, preread.depth]
     unknown = traces_folder(tmp_path / "unknown")
     computed = head_folders.find_contenders([tmp_path / "both"], [unknown])
     assert [each.needs_draft for each in computed] == [False, True]
@@ -366,25 +355,19 @@ def test_a_head_for_another_target_than_the_recorded_one_is_named(tmp_path, head
 
 
 def test_heads_that_cannot_be_replayed_are_named(tmp_path, heads):
-    acceptance, _ = heads
-    head = acceptance.save(tmp_path / "head", {"draft_fingerprint": "f"})
-    states = traces_folder(tmp_path / "states")
-    for folders in ([], "head"):
-        with pytest.raises(
-            InputError, match=r"^heads: expected folders of heads, heads=\[FOLDER,...\], got (none|head)$"
-        ):
-            head_folders.find_contenders(folders, [states])
-    with pytest.raises(InputError, match=f"^heads: {head} holds the same head as {head}; give it once$"):
-        head_folders.find_contenders([head, head], [states])
-    other = traces_folder(tmp_path / "other", fingerprint="g")
-    words = f"^the head in {head} was trained for another draft than the traces in {other} were recorded with .*f.*g"
-    with pytest.raises(InputError, match=words):
-        head_folders.find_contenders([head], [states, other])
+    head = heads[0].save(tmp_path / "head", {"draft_fingerprint": "f"})
+    states, other = traces_folder(tmp_path / "states"), traces_folder(tmp_path / "other", fingerprint="g")
     blind = traces_folder(tmp_path / "blind", hidden=False)
-    words = f"^the traces hold neither states nor logits of the head in {head}: record them with hidden=true, or with heads="
-    for places in ([blind], [states, blind]):
+    for folders, places, words in (
+        ([], [states], r"^heads: expected folders of heads, heads=\[FOLDER,...\], got none$"),
+        ("head", [states], "expected folders of heads.*got head$"),
+        ([head, head], [states], f"{head} holds the same head as {head}; give it once$"),
+        ([head], [states, other], f"{head} was trained for another draft than the traces in {other} .*f.*g"),
+        ([head], [blind], f"neither states nor logits of the head in {head}: record them with hidden=true"),
+        ([head], [states, blind], "neither states nor logits"),
+    ):
         with pytest.raises(InputError, match=words):
-            head_folders.find_contenders([head], places)
+            head_folders.find_contenders(folders, places)
     named = traces_folder(tmp_path / "named", {"a": head_hash(head)}, hidden=False)
     assert head_folders.find_contenders([head], [named])[0].recorded == "a"
     unsaid = traces_folder(tmp_path / "unsaid", fingerprint=None)

@@ -221,26 +221,23 @@ def test_sums_over_texts_and_what_their_forwards_cost(trace):
 
 
 def test_what_a_replay_cannot_do_is_said(trace):
-    words = f"the policy may draft {MOST + 1} tokens in a round, the trace was recorded for {MOST}: "
-    for call in (
-        lambda: replay(trace, Fixed(MOST + 1)),
-        lambda: replay_starts(trace, Fixed(MOST + 1)),
-        lambda: sweep_levels(trace, Confidence(), [0.5], max_drafted=MOST + 1),
+    reading, coupled = (
+        SimpleNamespace(reads=True, uses_history=False),
+        SimpleNamespace(couples_rows=True, uses_history=False, limit=2),
+    )
+    for call, words in (
+        (lambda: replay(trace, Fixed(MOST + 1)), f"recorded for {MOST}: bound it by max_drafted={MOST}"),
+        (lambda: replay_starts(trace, Fixed(MOST + 1)), f"may draft {MOST + 1} tokens"),
+        (lambda: sweep_levels(trace, Confidence(), [0.5], max_drafted=MOST + 1), f"may draft {MOST + 1} tokens"),
+        (lambda: replay(trace, Confidence()), "may draft None tokens"),
+        (lambda: replay_starts(trace, Bounded(Moody(), 1, MOST)), "remembers earlier rounds"),
+        (lambda: sweep_levels(trace, Moody(), [0.5]), "remembers earlier rounds"),
+        (lambda: sweep_levels(trace, reading, [0.5]), "reads before it decides"),
+        (lambda: replay(trace, coupled), "decides for the rows of a batch together"),
+        (lambda: replay_starts(trace, coupled), "decides for the rows of a batch together"),
     ):
-        with pytest.raises(InputError, match=f"^{words}bound it by max_drafted={MOST}, or record again$"):
+        with pytest.raises(InputError, match=f"^.*{words}.*$"):
             call()
-    with pytest.raises(InputError, match="the policy may draft None tokens"):
-        replay(trace, Confidence())
-    with pytest.raises(InputError, match="^this policy remembers earlier rounds"):
-        replay_starts(trace, Bounded(Moody(), 1, MOST))
-    with pytest.raises(InputError, match="^this policy remembers earlier rounds"):
-        sweep_levels(trace, SimpleNamespace(reads=False, uses_history=True), [0.5])
-    with pytest.raises(InputError, match="^sweep_levels: a policy that reads before it decides"):
-        sweep_levels(trace, SimpleNamespace(reads=True, uses_history=False), [0.5])
-    coupled = SimpleNamespace(couples_rows=True, uses_history=False, limit=2)
-    for call in (replay, replay_starts):
-        with pytest.raises(InputError, match="^this policy decides for the rows of a batch together"):
-            call(trace, coupled)
 
 
 # -- tokens of a few texts --------------------------------------------------------------------------------------------

@@ -36,8 +36,7 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     np.testing.assert_allclose(resampled_totals(VALUES, 100, seed=3), whole, rtol=1e-14)
 
 
-@pytest.mark.parametrize("confidence", [0.8, 0.95])
-@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize(("confidence", "size"), [(0.8, 3), (0.95, 4)])
 def test_the_interval_of_a_mean_is_students(confidence, size):
     values = np.stack([VALUES[:size, 0], np.ones(size)], 1)
     estimate, low, high = Bootstrap(40_000, confidence).interval(values, quotient)
