@@ -11,10 +11,10 @@ by its content.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 from toolkit.config.notes import (
@@ -36,25 +36,32 @@ from toolkit.config.notes import (
 )
 
 
-def copied(value: Any) -> Any:
-    """A default that every config has a copy of."""
-    return field(default_factory=lambda: deepcopy(value))
-
-
 @dataclass_transform(kw_only_default=True, eq_default=False)
 class ConfigSection:
-    """Keys that belong together; every subclass is a dataclass."""
+    """Keys that belong together; every subclass is a dataclass, every config has its own copy of a default."""
 
     def __init_subclass__(cls) -> None:
+        for name, value in [*vars(cls).items()]:
+            if isinstance(value, list | dict | ConfigSection) and not name.startswith("_"):
+                setattr(cls, name, field(default_factory=partial(deepcopy, value)))
         dataclass(kw_only=True, eq=False)(cls)
 
 
+Count = Annotated[int, AtLeast(1)]
+Amount = Annotated[float, AtLeast(0)]
+Positive = Annotated[float, Above(0)]
+AProbability = Annotated[float, Probability]
 Seed = Annotated[int, AtLeast(0)]
-CostRatio = Annotated[float, Above(0), "c, draft forward / target forward"]
-Resamples = Annotated[int, AtLeast(1), "bootstrap samples"]
-Seconds = Annotated[float, Above(0)]
+CostRatio = Annotated[Positive, "c, draft forward / target forward"]
+Resamples = Annotated[Count, "bootstrap samples"]
+Seconds = Positive
 Folders = list[str]
 Hidden = Annotated[bool, "keep the draft's states beside the recording: further heads then need no new one"]
+SMALL_RATIOS = [0.05, 0.1, 0.2, 0.3, 0.5]
+TABLE_COSTS = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]
+OF_TREES = ["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"]
+COST_RANGE = [0.05, 5.0]
+READ_ROWS = {"_target_": "data_gen.responses.read_rows", "_partial_": True}
 Hardware = Literal["h100", "h200", "a100", "l40s", "cpu"]
 
 
@@ -70,7 +77,7 @@ class Command(ConfigSection):
     example: ClassVar[str]  # its overrides
     appended: ClassVar[tuple[str, ...]] = ()  # groups that +group=choice adds to the whole config
 
-    paths: Annotated[Paths, "where output goes"] = copied(Paths())
+    paths: Annotated[Paths, "where output goes"] = Paths()
     overwrite: Annotated[bool, "start afresh an output folder that holds work of another configuration"] = False
 
 
@@ -83,14 +90,12 @@ class OnPair(ConfigSection):
 class ReadsDraft(OnPair):
     draft: Annotated[
         Any, ConfigGroup("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"
-    ] = copied(
-        {
-            "_target_": "toolkit.models.pair.load_draft",
-            "source": "${pair.draft}",
-            "device": "cpu",
-            "dtype": "${pair.dtype}",
-        }
-    )
+    ] = {
+        "_target_": "toolkit.models.pair.load_draft",
+        "source": "${pair.draft}",
+        "device": "cpu",
+        "dtype": "${pair.dtype}",
+    }
 
 
 class OnPrompts(OnPair):
@@ -111,9 +116,7 @@ class Intervals(ConfigSection):
 
 class Shared(ConfigSection):
     rank: Annotated[int, AtLeast(0), "which part this process makes: every world_size-th of the same folder"] = 0
-    world_size: Annotated[
-        int, AtLeast(1), "processes that share the work: -m rank=0,1 world_size=2 hydra/launcher=joblib"
-    ] = 1
+    world_size: Annotated[Count, "processes that share the work: -m rank=0,1 world_size=2 hydra/launcher=joblib"] = 1
 
 
 class Tracked(ConfigSection):
@@ -133,19 +136,19 @@ class OfMethod(ConfigSection):
 class StageSpec(ConfigSection):
     run: Annotated[str, "module.function of the stage"]
     config: Annotated[str, "its root config"]
-    overrides: Annotated[list[str], 'of that config; "{name}" is the folder of an earlier stage'] = copied([])
+    overrides: Annotated[list[str], 'of that config; "{name}" is the folder of an earlier stage'] = []
     for_each: Annotated[
         Mapping[str, list[str] | Mapping[str, list[str]]],
         'one stage per combination of these names; "{name}" stands for each. A mapping adds overrides to each name',
-    ] = copied({})
-    inherit: Annotated[list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"] = copied([])
+    ] = {}
+    inherit: Annotated[list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"] = []
 
 
 class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
     method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the tokens do not depend on it"] = 8
+    batch_size: Annotated[Count, "prompts decoded together; the tokens do not depend on it"] = 8
     cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
     export: Annotated[
         bool, "write the formats of Spec-Bench and SpecDec++, too; their times are written if batch_size is 1"
@@ -184,7 +187,7 @@ class Trains(ConfigSection):
         Mapping[str, Any] | None, ConfigGroup("callbacks", built=False), "checkpoints and what else happens on the way"
     ]
     logger: Annotated[Mapping[str, Any] | None, ConfigGroup("logger", built=False), "where curves go"]
-    tags: Annotated[list[str], "of the Weights & Biases runs"] = copied([])
+    tags: Annotated[list[str], "of the Weights & Biases runs"] = []
     ckpt_path: Annotated[
         str | None, "resume from this checkpoint; null or last: from the run folder's own, if there is one"
     ] = None
@@ -192,10 +195,10 @@ class Trains(ConfigSection):
         Mapping[str, StageSpec] | None,
         ConfigGroup("before", built=False),
         "stages that run first; what they wrote is kept",
-    ] = copied({})
+    ] = {}
     after: Annotated[
         Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s folder'
-    ] = copied({})
+    ] = {}
 
 
 class Train(Command, TrainsHeads, Trains):
@@ -222,9 +225,10 @@ class Distill(Command, OnPair, Trains):
     responses: Annotated[
         str | Folders, File(), "folder of data_gen.responses, or a list of them: the target's own texts"
     ]
-    read: Annotated[Any, ConfigGroup("read"), "what reads them"] = copied(
-        {"_target_": "data_gen.texts.read_responses", "_partial_": True}
-    )
+    read: Annotated[Any, ConfigGroup("read"), "what reads them"] = {
+        "_target_": "data_gen.texts.read_responses",
+        "_partial_": True,
+    }
     data: Annotated[Any, ConfigGroup("data"), "how they become batches"]
     loss: Annotated[Any, ConfigGroup("loss"), "what is minimised"]
     teacher: Annotated[Any, ConfigGroup("teacher"), "where the target's probabilities come from"]
@@ -233,7 +237,7 @@ class Distill(Command, OnPair, Trains):
     ] = "${pair.draft}"
     layers: (
         Annotated[
-            Annotated[int, AtLeast(1)] | list[Annotated[int, AtLeast(0)]],
+            Count | list[Annotated[int, AtLeast(0)]],
             "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
         ]
         | None
@@ -243,7 +247,7 @@ class Distill(Command, OnPair, Trains):
     ] = None
     vocabulary: (
         Annotated[
-            Annotated[int, AtLeast(1)],
+            Count,
             "V': output tokens that the draft keeps, the most frequent of the responses; null, or all there are: all",
         ]
         | None
@@ -251,10 +255,10 @@ class Distill(Command, OnPair, Trains):
     exports: Annotated[
         list[Literal["plain", "gguf"]],
         "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama)",
-    ] = copied([])
+    ] = []
     export: Annotated[bool, "export the best draft that an interrupted run has made, and train no further"] = False
     shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
-    temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None = None
+    temperature: Annotated[Positive, "of p and q in the loss; null: the responses' own, or 1"] | None = None
     lmbda: Annotated[float, Probability, "probability that a batch's texts are drawn from the draft itself"] = 0.0
     optimizer: Annotated[Any, ConfigGroup("model"), "how"]
     scheduler: Annotated[Any, ConfigGroup("model"), "the learning rate over training; null: constant"] | None
@@ -266,10 +270,10 @@ class Distill(Command, OnPair, Trains):
 
 class TrainHeads(Command, TrainsHeads):
     module, example = "toolkit.train_heads", "data.path=FOLDER depths=[0,3] w_rejs=[1,6]"
-    depths: Annotated[list[Annotated[int, AtLeast(0)]], "D, residual blocks"] = copied([0, 1, 2, 3, 4])
-    w_rejs: Annotated[list[Annotated[float, Above(0)]], "weights of a rejection"] = copied([1, 3, 6, 12])
-    max_epochs: Annotated[int, AtLeast(1), "passes over the training data, at most"] = 16
-    patience: Annotated[int, AtLeast(1), "validations of a head without a better score before it stops"] = 4
+    depths: Annotated[list[Annotated[int, AtLeast(0)]], "D, residual blocks"] = [0, 1, 2, 3, 4]
+    w_rejs: Annotated[list[Positive], "weights of a rejection"] = [1, 3, 6, 12]
+    max_epochs: Annotated[Count, "passes over the training data, at most"] = 16
+    patience: Annotated[Count, "validations of a head without a better score before it stops"] = 4
     optimized_metric: Annotated[str, "validation score whose smallest value says which state is kept"] = (
         "val/log_loss_calibrated"
     )
@@ -282,30 +286,28 @@ class EndpointKeys(ConfigSection):
         "its names of the request's fields; transformers (its serve) and openai lack some: what would need those is refused",
     ] = "vllm"
     key_variable: Annotated[str | None, "environment variable with the endpoints' key; null: none is sent"] = None
-    concurrency: Annotated[int, AtLeast(1), "requests to each endpoint at once"] = 16
-    requests_per_minute: Annotated[float, Above(0), "to each endpoint, at most; null: any number"] | None = None
-    seconds: Annotated[float, Above(0), "one try may take, the whole response included"] = 600
-    attempts: Annotated[int, AtLeast(1), "tries of one prompt in succession; a second such series follows later"] = 4
+    concurrency: Annotated[Count, "requests to each endpoint at once"] = 16
+    requests_per_minute: Annotated[Positive, "to each endpoint, at most; null: any number"] | None = None
+    seconds: Annotated[Positive, "one try may take, the whole response included"] = 600
+    attempts: Annotated[Count, "tries of one prompt in succession; a second such series follows later"] = 4
     backoff: Annotated[
         float, AtLeast(0), "seconds before the second try, then twice as long each time; Retry-After wins"
     ] = 1
     request: Annotated[
         Mapping[str, Any],
         "further keys of a request, part of the folder's hash; null leaves out a key of neutral value",
-    ] = copied({})
+    ] = {}
 
 
 class Responses(Command, OnPrompts, Shared):
     module, example = "data_gen.responses", "prompts=toy_instruct prompts.split=train prompts.limit=2000"
-    shard_size: Annotated[int, AtLeast(1), "prompts per file; an interruption loses at most one file's work"] = 256
-    max_prompt_tokens: Annotated[int, AtLeast(1), "longer prompts are skipped and counted; null: none are"] | None = (
-        None
-    )
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the responses do not depend on it"] = 32
+    shard_size: Annotated[Count, "prompts per file; an interruption loses at most one file's work"] = 256
+    max_prompt_tokens: Annotated[Count, "longer prompts are skipped and counted; null: none are"] | None = None
+    batch_size: Annotated[Count, "prompts decoded together; the responses do not depend on it"] = 32
     endpoints: Annotated[
         list[str], "base addresses with /completions, as http://localhost:8000/v1; []: decode here"
-    ] = copied([])
-    served: Annotated[EndpointKeys, "how endpoints are asked"] = copied(EndpointKeys())
+    ] = []
+    served: Annotated[EndpointKeys, "how endpoints are asked"] = EndpointKeys()
 
 
 class Mix(Command, OnPair, Shared):
@@ -319,7 +321,7 @@ class Mix(Command, OnPair, Shared):
     ] = None
     validation_fraction: Annotated[float, Between(0, 1, "()"), "of the prompts"] = 0.1
     seed: Annotated[Seed, "of drafted tokens, acceptance draws and the split"] = 0
-    batch_size: Annotated[int, AtLeast(1), "does not change the data, float ties aside"] = 16
+    batch_size: Annotated[Count, "does not change the data, float ties aside"] = 16
 
 
 class Traces(Command, OnPair, Shared):
@@ -333,85 +335,82 @@ class Traces(Command, OnPair, Shared):
     sampling: Annotated[
         Mapping[str, Any] | None, "of a .jsonl file: {temperature: 1.0, ...}; folders say it themselves"
     ] = None
-    limit: Annotated[int, AtLeast(1), "only the first so many texts"] | None = None
+    limit: Annotated[Count, "only the first so many texts"] | None = None
     heads: Annotated[
         Mapping[str, str] | None,
         Head(),
         "{NAME: FOLDER}: acceptance heads whose estimates are stored; null: the pair's own, if it ships one, as `own`",
     ] = None
     hidden: Annotated[
-        bool,
-        "store the draft's states, D numbers per step: any further head can then be replayed on this recording",
+        bool, "store the draft's states, D numbers per step: any further head can then be replayed on this recording"
     ] = False
     upper_bound: Annotated[
         bool,
         "run the target along the roll-outs, too: the upper bound needs the exact probability of every drafted token",
     ] = False
     max_drafted: Annotated[
-        Annotated[int, AtLeast(1)] | Literal["auto"],
+        Count | Literal["auto"],
         "the most tokens a replayed policy may draft in a round; auto: as many as pay on the first texts, at most 20",
     ] = 20
-    draft_temperature: Annotated[float, AtLeast(0), "the draft's own; null: the sampling's"] | None = None
-    replicates: Annotated[int, AtLeast(1), "recordings of the same texts with new acceptance draws"] = 1
-    shard_size: Annotated[int, AtLeast(1), "texts per file; an interruption loses at most one file's work"] = 64
-    batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the traces, float ties aside"] = 4
+    draft_temperature: Annotated[Amount, "the draft's own; null: the sampling's"] | None = None
+    replicates: Annotated[Count, "recordings of the same texts with new acceptance draws"] = 1
+    shard_size: Annotated[Count, "texts per file; an interruption loses at most one file's work"] = 64
+    batch_size: Annotated[Count, "texts at a time; does not change the traces, float ties aside"] = 4
     dry_run: Annotated[bool, "record a few texts, print the size and the time of all, write nothing"] = False
 
 
 class PerDomain(ConfigSection):
-    instruct: Annotated[float, AtLeast(0), "short word tasks"]
-    math: Annotated[float, AtLeast(0), "word problems"]
-    code: Annotated[float, AtLeast(0), "documented functions of the standard library"]
+    instruct: Annotated[Amount, "short word tasks"]
+    math: Annotated[Amount, "word problems"]
+    code: Annotated[Amount, "documented functions of the standard library"]
 
 
 class ToyModel(ConfigSection):
-    hidden_size: Annotated[int, AtLeast(1), "of its states"]
-    intermediate_size: Annotated[int, AtLeast(1), "of its MLPs"]
-    num_layers: Annotated[int, AtLeast(1), "the draft has one, so that it cannot copy as the target does"]
-    num_heads: Annotated[int, AtLeast(1), "of its attention"]
-    steps: Annotated[int, AtLeast(1), "batches"]
+    hidden_size: Annotated[Count, "of its states"]
+    intermediate_size: Annotated[Count, "of its MLPs"]
+    num_layers: Annotated[Count, "the draft has one, so that it cannot copy as the target does"]
+    num_heads: Annotated[Count, "of its attention"]
+    steps: Annotated[Count, "batches"]
     warmup: Annotated[int, AtLeast(0), "steps until the full rate; a cosine follows"]
-    learning_rate: Annotated[float, Above(0), "Adam's, for embeddings and norms"] = 0.003
-    matrix_learning_rate: Annotated[float, Above(0), "Muon's, for the layers' matrices"] = 0.004
+    learning_rate: Annotated[Positive, "Adam's, for embeddings and norms"] = 0.003
+    matrix_learning_rate: Annotated[Positive, "Muon's, for the layers' matrices"] = 0.004
 
 
 class ToyEvaluation(ConfigSection):
-    prompts: Annotated[int, AtLeast(1), "frozen test prompts per domain"] = 400
-    max_new_tokens: Annotated[int, AtLeast(1), "of a response"] = 256
+    prompts: Annotated[Count, "frozen test prompts per domain"] = 400
+    max_new_tokens: Annotated[Count, "of a response"] = 256
 
 
 class Toy(Command):
     module = "data_gen.toy"
     example = "target.steps=20 draft.steps=20 examples=200 evaluation.prompts=4 paths.output_dir=FOLDER"
     seed: Annotated[Seed, "of data, weights and batches"] = 0
-    threads: Annotated[int, AtLeast(1), "of the CPU; 1 is faster where other programs compete for the cores"] = 2
-    examples: Annotated[
-        int, AtLeast(1), "training examples per domain (code has only as many as the standard library)"
-    ] = 60000
-    shares: Annotated[PerDomain, "part of all training tokens per domain"] = copied(
-        PerDomain(instruct=0.42, math=0.4, code=0.18)
+    threads: Annotated[Count, "of the CPU; 1 is faster where other programs compete for the cores"] = 2
+    examples: Annotated[Count, "training examples per domain (code has only as many as the standard library)"] = 60000
+    shares: Annotated[PerDomain, "part of all training tokens per domain"] = PerDomain(
+        instruct=0.42, math=0.4, code=0.18
     )
     vocab_size: Annotated[int, AtLeast(257), "of the byte-level BPE"] = 1024
-    tokenizer_examples: Annotated[PerDomain, "what it learns from, so that most toy words are one token"] = copied(
-        PerDomain(instruct=12000, math=4000, code=400)
+    tokenizer_examples: Annotated[PerDomain, "what it learns from, so that most toy words are one token"] = PerDomain(
+        instruct=12000, math=4000, code=400
     )
-    max_length: Annotated[int, AtLeast(1), "tokens; longer documents are left out"] = 512
-    max_positions: Annotated[int, AtLeast(1), "max_position_embeddings of both models"] = 1024
-    tokens_per_batch: Annotated[int, AtLeast(1), "padding included; documents of like length share a batch"] = 768
+    max_length: Annotated[Count, "tokens; longer documents are left out"] = 512
+    max_positions: Annotated[Count, "max_position_embeddings of both models"] = 1024
+    tokens_per_batch: Annotated[Count, "padding included; documents of like length share a batch"] = 768
     prompt_weight: Annotated[
         float, AtLeast(0), "weight of a prompt token in the loss; a response token has weight 1"
     ] = 0.1
-    weight_decay: Annotated[float, AtLeast(0), "of the layers' matrices"] = 0.02
-    clip_norm: Annotated[float, Above(0), "largest norm of a step's gradient, per model"] = 1.0
-    checkpoint_every: Annotated[int, AtLeast(1), "steps"] = 1000
-    log_every: Annotated[int, AtLeast(1), "steps between updates of the progress bar"] = 100
-    target: Annotated[ToyModel, "the large model"] = copied(
-        ToyModel(hidden_size=192, intermediate_size=544, num_layers=4, num_heads=6, steps=20000, warmup=400)
+    weight_decay: Annotated[Amount, "of the layers' matrices"] = 0.02
+    clip_norm: Annotated[Positive, "largest norm of a step's gradient, per model"] = 1.0
+    checkpoint_every: Annotated[Count, "steps"] = 1000
+    log_every: Annotated[Count, "steps between updates of the progress bar"] = 100
+    target: Annotated[ToyModel, "the large model"] = ToyModel(
+        hidden_size=192, intermediate_size=544, num_layers=4, num_heads=6, steps=20000, warmup=400
     )
-    draft: Annotated[ToyModel, "the small one"] = copied(
-        ToyModel(hidden_size=96, intermediate_size=192, num_layers=1, num_heads=3, steps=16000, warmup=200)
+    draft: Annotated[ToyModel, "the small one"] = ToyModel(
+        hidden_size=96, intermediate_size=192, num_layers=1, num_heads=3, steps=16000, warmup=200
     )
-    evaluation: Annotated[ToyEvaluation, "what the card reports"] = copied(ToyEvaluation())
+    evaluation: Annotated[ToyEvaluation, "what the card reports"] = ToyEvaluation()
 
 
 class Sweep(Command, Labels, Tracked, Shared):
@@ -427,12 +426,12 @@ class Sweep(Command, Labels, Tracked, Shared):
     ] = "traces"
     replayed: Annotated[
         Folders, File(), "of source=live: replayed sweeps of the same prompts that are compared with it"
-    ] = copied([])
+    ] = []
     max_drafted: Annotated[
-        int, AtLeast(1), "the most tokens of a round: of a recording, and of methods that name no other bound"
+        Count, "the most tokens of a round: of a recording, and of methods that name no other bound"
     ] = 20
     hidden: Hidden = True
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; does not change the results"] = 32
+    batch_size: Annotated[Count, "prompts decoded together; does not change the results"] = 32
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"] = 0.2
     artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"] = False
 
@@ -443,28 +442,27 @@ class UnderLoad(OnPrompts, Tracked):
         Hardware | None,
         "model the costs instead: h100, h200, a100 or l40s, from its peak figures; cpu: this machine is asked",
     ] = None
-    devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"] = 1
+    devices: Annotated[Count, "of hardware=...: how many the target is spread over"] = 1
     rounds: Annotated[
         int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"
     ] = 10
     max_drafted: Annotated[
-        Annotated[int, AtLeast(1)] | Literal["auto"],
+        Count | Literal["auto"],
         "most tokens of a round; auto: as many as the first texts say pay, at most 20, and deeper settings are left out",
     ] = "auto"
     hidden: Hidden = True
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"] = 32
+    batch_size: Annotated[Count, "prompts decoded together for the responses; does not change them"] = 32
 
 
 class Advise(Command, UnderLoad, Intervals):
     module, example = "analysis.advise", "pair.draft=[toy/draft] batch_sizes=[1,4,16]"
     resamples: Resamples = 2000
-    batch_sizes: Annotated[list[Annotated[int, AtLeast(1)]], "requests decoded side by side"] = copied([1, 4, 16])
+    batch_sizes: Annotated[list[Count], "requests decoded side by side"] = [1, 4, 16]
     heads: Annotated[
         list[str | None] | None, Head(), "an acceptance head, or null, for each draft; null: the pair's own"
     ] = None
     train_heads: Annotated[
-        bool,
-        "train and calibrate heads for every draft, on two further parts of the prompts (at least 32 prompts)",
+        bool, "train and calibrate heads for every draft, on two further parts of the prompts (at least 32 prompts)"
     ] = False
     costs: Annotated[
         str | Folders | None, File(), "a cost table (JSON or CSV), or one for each draft; null: measured here"
@@ -478,24 +476,18 @@ class Advise(Command, UnderLoad, Intervals):
         File(),
         "advise from vLLM's answers instead, one JSON object per line, with its counts per request; no model is loaded",
     ] = None
-    cost_ratio: Annotated[float, Above(0), "c, draft forward / target forward, with `responses`"] = 0.2
+    cost_ratio: Annotated[Positive, "c, draft forward / target forward, with `responses`"] = 0.2
 
 
 class Serving(Command, UnderLoad):
     module, example = "analysis.serving", "hardware=h100 users=[1,4,16] slots=16"
-    slots: Annotated[int, AtLeast(1), "most requests decoded side by side"] = 16
-    users: Annotated[list[Annotated[int, AtLeast(1)]], "loads: so many users, each waiting for its answer"] = copied(
-        [1, 4, 16, 32]
-    )
-    rates: Annotated[list[Annotated[float, Above(0)]], "loads: so many requests per second, at random times"] = copied(
-        []
-    )
-    requests: Annotated[
-        int, AtLeast(1), "of a simulation, at most; prompts are taken in turn, 16 per user and at least 64"
-    ] = 256
+    slots: Annotated[Count, "most requests decoded side by side"] = 16
+    users: Annotated[list[Count], "loads: so many users, each waiting for its answer"] = [1, 4, 16, 32]
+    rates: Annotated[list[Positive], "loads: so many requests per second, at random times"] = []
+    requests: Annotated[Count, "of a simulation, at most; prompts are taken in turn, 16 per user and at least 64"] = 256
     shapes: Annotated[
         list[str], "of hardware=...: target and draft, of llama-70b, llama-8b, llama-1b; []: the pair's own"
-    ] = copied([])
+    ] = []
     costs: Annotated[str | Folders | None, File(), "a cost table (JSON or CSV); null: measured here"] = None
     drops: Annotated[Literal["always", "half"], "as in analysis.advise"] = "always"
 
@@ -503,7 +495,7 @@ class Serving(Command, UnderLoad):
 class Compare(Command, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
-    group_size: Annotated[int, AtLeast(1), "prompts decoded together; settings take turns on every group"] = 1
+    group_size: Annotated[Count, "prompts decoded together; settings take turns on every group"] = 1
     dev_share: Annotated[
         float,
         Between(0, 1, "[)"),
@@ -518,7 +510,7 @@ class Compare(Command, Labels, Intervals, Tracked):
     metrics: Annotated[
         list[Annotated[str, Choice("quality", "quality metric")] | Mapping[str, Mapping[str, Any] | None]],
         "of conf/quality/; {name: {option: value}} changes an option",
-    ] = copied(["exact_match", "perplexity"])
+    ] = ["exact_match", "perplexity"]
     baseline: Annotated[
         str, "the setting that speeds are divided by: its method and setting as the table says them"
     ] = "autoregressive"
@@ -536,9 +528,7 @@ class Frontier(Command, Intervals, Tracked):
         ]
         | None
     ) = None
-    apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"] = (
-        copied([])
-    )
+    apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"] = []
     cost_ratio: CostRatio = 0.2
     node_cost: Annotated[
         float, AtLeast(0), "a drafted node beyond one per draft forward (trees, forests), in target forwards"
@@ -548,20 +538,16 @@ class Frontier(Command, Intervals, Tracked):
         | None
     ) = None
     target_seconds: Annotated[Seconds, "of one target forward"] | None = None
-    cost_range: Annotated[
-        list[Annotated[float, Above(0)]], "of the figure over cost ratios; settings are chosen anew at every ratio"
-    ] = copied([0.05, 5.0])
-    table_costs: Annotated[list[Annotated[float, Above(0)]], "of the tables per cost ratio (standing.md), likewise"] = (
-        copied([0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
+    cost_range: Annotated[list[Positive], "of the figure over cost ratios; settings are chosen anew at every ratio"] = (
+        COST_RANGE
     )
+    table_costs: Annotated[list[Positive], "of the tables per cost ratio (standing.md), likewise"] = TABLE_COSTS
     baseline: Annotated[str, "method that the others are compared with"] = "speculative"
 
 
 class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     module, example = "analysis.timing", "prompts=toy_math prompts.limit=40"
-    num_drafted: Annotated[list[Annotated[int, AtLeast(1)]], "fixed K whose rounds the seconds are regressed on"] = (
-        copied([1, 2, 4, 8])
-    )
+    num_drafted: Annotated[list[Count], "fixed K whose rounds the seconds are regressed on"] = [1, 2, 4, 8]
     head: Annotated[
         str | None,
         Head(),
@@ -569,9 +555,7 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
         "the head whose price is solved",
     ] = None
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"] = 2
-    batch_sizes: Annotated[
-        list[Annotated[int, AtLeast(1)]], "also time forwards at these; writes costs.json; []: do not"
-    ] = copied([])
+    batch_sizes: Annotated[list[Count], "also time forwards at these; writes costs.json; []: do not"] = []
     rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 24
     traces: Annotated[
         str | None,
@@ -579,10 +563,8 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
         "solve the rate rule's price on this folder of data_gen.traces (hidden=true, or recorded with the head); nothing "
         "is timed then",
     ] = None
-    cost_ratios: Annotated[list[Annotated[float, Above(0)]], "of the prices: c, draft forward / target forward"] = (
-        copied([0.05, 0.1, 0.2, 0.3, 0.5])
-    )
-    min_drafted: Annotated[int, AtLeast(1), "of the prices: shortest round"] = 1
+    cost_ratios: Annotated[list[Positive], "of the prices: c, draft forward / target forward"] = SMALL_RATIOS
+    min_drafted: Annotated[Count, "of the prices: shortest round"] = 1
     values: Annotated[bool, "solve the stopping problem, too: value function and threshold by tokens drafted"] = False
     max_drafted: Annotated[int, AtLeast(2), "of values=true: longest round, as far as the recording goes"] = 20
 
@@ -590,48 +572,42 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
 class Acceptance(Command, Labels, Intervals, Tracked):
     module, example = "analysis.acceptance", "prompts=toy_math prompts.limit=64"
     methods: Annotated[list[Annotated[str, Choice("method", "method")]], "of conf/method/, with trees of one draft"] = (
-        copied(["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"])
+        OF_TREES
     )
-    overrides: Annotated[list[str], "of every one of them: rule.num_free=8, proposer.scheme=independent, ..."] = copied(
-        []
-    )
-    num_drafts: Annotated[list[Annotated[int, AtLeast(1)]], "K, candidates per node"] = copied([1, 2, 3, 4, 5, 6, 7, 8])
-    draft_temperature: Annotated[float, AtLeast(0), "of q; null: as the target's"] | None = None
+    overrides: Annotated[list[str], "of every one of them: rule.num_free=8, proposer.scheme=independent, ..."] = []
+    num_drafts: Annotated[list[Count], "K, candidates per node"] = [1, 2, 3, 4, 5, 6, 7, 8]
+    draft_temperature: Annotated[Amount, "of q; null: as the target's"] | None = None
     target_probs: Annotated[
-        list[Annotated[float, Probability]] | None,
+        list[AProbability] | None,
         "p, of rules for given distributions: all V^K tuples of candidates are enumerated, and no model is used",
     ] = None
-    draft_probs: Annotated[
-        list[list[Annotated[float, Probability]]] | None, "with it: one q after another, over the same tokens"
-    ] = None
+    draft_probs: Annotated[list[list[AProbability]] | None, "with it: one q after another, over the same tokens"] = None
     responses: Annotated[
         str | None, File(), "a folder that `read` can read (of data_gen.responses): its texts, not fresh ones"
     ] = None
-    read: Annotated[Any, ConfigGroup("read"), "what reads it"] = copied(
-        {"_target_": "data_gen.responses.read_rows", "_partial_": True}
-    )
-    positions: Annotated[int, AtLeast(1), "per text, drawn at random; null: all"] | None = 8
-    draws: Annotated[int, AtLeast(1), "of the candidates at each position"] = 8
+    read: Annotated[Any, ConfigGroup("read"), "what reads it"] = READ_ROWS
+    positions: Annotated[Count, "per text, drawn at random; null: all"] | None = 8
+    draws: Annotated[Count, "of the candidates at each position"] = 8
     optimum: Annotated[
         bool, "the best any rule could do, too; of many candidates without replacement it costs the most"
     ] = True
     alphabet: Annotated[bool, "count, too, how many tokens have a probability at each position"] = False
     join: Annotated[
         Folders, File(), "finished folders of this command, other prompt sets: their lines are shown beside this run's"
-    ] = copied([])
-    sweeps: Annotated[Folders, File(), "folders of analysis.sweep with grid=trees: block efficiency per tree shape"] = (
-        copied([])
-    )
+    ] = []
+    sweeps: Annotated[
+        Folders, File(), "folders of analysis.sweep with grid=trees: block efficiency per tree shape"
+    ] = []
     cost_ratio: Annotated[
         float, AtLeast(0), "a draft forward in units of a target forward, for the advice; there is one per level"
     ] = 0.2
-    node_cost: Annotated[float, AtLeast(0), "verifying one more node, in the same units"] = 0.01
+    node_cost: Annotated[Amount, "verifying one more node, in the same units"] = 0.01
     target_seconds: Annotated[Seconds, "of a target forward: all three seconds instead of the two units"] | None = None
-    draft_seconds: Annotated[float, AtLeast(0), "of a draft forward"] | None = None
-    node_seconds: Annotated[float, AtLeast(0), "of one more node"] | None = None
-    max_nodes: Annotated[int, AtLeast(1), "of the trees that are weighed"] = 64
-    max_levels: Annotated[int, AtLeast(1), "of the trees that are weighed"] = 8
-    batch_size: Annotated[int, AtLeast(1), "does not change the results"] = 8
+    draft_seconds: Annotated[Amount, "of a draft forward"] | None = None
+    node_seconds: Annotated[Amount, "of one more node"] | None = None
+    max_nodes: Annotated[Count, "of the trees that are weighed"] = 64
+    max_levels: Annotated[Count, "of the trees that are weighed"] = 8
+    batch_size: Annotated[Count, "does not change the results"] = 8
 
 
 class Heads(Command, ReadsDraft, Intervals, Tracked):
@@ -651,12 +627,8 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         "another folder of data_gen.traces to choose thresholds on; null: some of the texts of `traces`",
     ] = None
     dev_share: Annotated[float, Between(0, 1, "()"), "of those texts; every number is of the others"] = 0.33
-    thresholds: Annotated[list[Annotated[float, Probability]], "h, of the survival rule"] = copied(
-        [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
-    )
-    min_drafted: Annotated[
-        int, AtLeast(1), "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"
-    ] = 2
+    thresholds: Annotated[list[AProbability], "h, of the survival rule"] = [n / 20 for n in range(1, 20)]
+    min_drafted: Annotated[Count, "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"] = 2
     corrected: Annotated[
         bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
     ] = False
@@ -667,7 +639,7 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         "calibrate the head: {NAME: FOLDER} of data_gen.traces, of prompts that it was not trained on",
     ] = None
     kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the calibration's maps"] = "isotonic"
-    max_depth: Annotated[int, AtLeast(1), "longest product that is calibrated; recorded with max_drafted above it"] = 8
+    max_depth: Annotated[Count, "longest product that is calibrated; recorded with max_drafted above it"] = 8
     drafts: Annotated[
         Mapping[str, str] | None,
         Model(),
@@ -679,12 +651,12 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         "along these: {DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on",
     ] = None
     vocabularies: Annotated[
-        list[Annotated[int, AtLeast(1)] | None],
+        list[Count | None],
         "V': every draft is reduced to so many output tokens, the most frequent of `frequencies`; null: all that it has",
-    ] = copied([None])
+    ] = [None]
     frequencies: Annotated[
         list[str], File(), "folders of data_gen.responses, of prompts that drafts were trained on"
-    ] = copied([])
+    ] = []
     measured: Annotated[
         bool, "time the forward passes of target and drafts here, instead of cost_ratio; the best draft goes to best/"
     ] = False
@@ -699,18 +671,18 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         File(),
         "with `copies`: other responses that are copied from, too, as the suffix proposer's `responses`",
     ] = None
-    limit: Annotated[int, AtLeast(1), "only the first so many texts of each"] | None = None
-    depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported of a draft"] = 8
-    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed with a draft; the longest copy"] = 12
-    replicates: Annotated[int, AtLeast(1), "acceptance draws per text: more cut the variance of a draft's figures"] = 1
-    batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the results, float ties aside"] = 16
+    limit: Annotated[Count, "only the first so many texts of each"] | None = None
+    depth: Annotated[Count, "K of the rounds whose mean accepted length is reported of a draft"] = 8
+    max_drafted: Annotated[Count, "largest fixed K that is replayed with a draft; the longest copy"] = 12
+    replicates: Annotated[Count, "acceptance draws per text: more cut the variance of a draft's figures"] = 1
+    batch_size: Annotated[Count, "texts at a time; does not change the results, float ties aside"] = 16
 
 
 class Report(Command):
     module, example = "analysis.report", "inputs=[FOLDER,...]"
     inputs: Annotated[str | Folders, File(), "output folders of any commands: frontier, train, sweep, ..."]
     title: Annotated[str, "of the page"] = "Report"
-    max_cells: Annotated[int, AtLeast(1), "larger tables, such as the rows of a sweep, are named and not shown"] = 40000
+    max_cells: Annotated[Count, "larger tables, such as the rows of a sweep, are named and not shown"] = 40000
     publish: Annotated[bool, "make a W&B report of it, too, after its runs were uploaded (python -m toolkit.sync)"] = (
         False
     )
@@ -751,7 +723,8 @@ def command_of(config_name: str) -> type[ConfigSection] | None:
     return COMMANDS.get(config_name)
 
 
-def _keys_of(section: Any) -> Keys:
+@cache
+def keys_of(section: Any) -> Keys:
     """The keys of a declared section (a class), its own first."""
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
@@ -761,9 +734,6 @@ def _keys_of(section: Any) -> Keys:
         defaults[entry.name] = REQUIRED if default is MISSING else default
     keys = (Key(name, hints[name], meaning_of(hints[name]), defaults[name]) for name in own if name in defaults)
     return Keys({key.name: key for key in keys}, no_blanks=True)
-
-
-keys_of: Callable[[Any], Keys] = cache(_keys_of)
 
 
 def defaults_of(section: type[ConfigSection]) -> dict[str, Any]:
