@@ -50,11 +50,10 @@ from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.runs.tracking import tagged
-from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
+from toolkit.training.checkpoints import BEST, LAST, check_choice, folder_of, read_checkpoint, resume_path
 from toolkit.training.console import quiet_lightning
 from toolkit.training.loggers import run_id_of
 from toolkit.training.processes import Processes, is_first_process, is_sharded
-from toolkit.training.start import check_choice, resume_path
 from toolkit.training.trainer import build_trainer, open_loggers
 
 LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
@@ -145,7 +144,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             measured = data.states["validation"]
             print(
                 f"validation: alpha = sum min(p, q) over all {module.teacher.vocab_size:,} tokens of the vocabulary, at "
-                f"{measured.num_tokens} of {measured.total} produced tokens of validation texts, evenly spread"
+                f"{measured.num_positions} of {measured.total} produced tokens of validation texts, evenly spread"
             )
         if checkpoint is None:
             (start_scores,) = trainer.validate(module, datamodule=data, verbose=False)
@@ -160,7 +159,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             epochs = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)
         start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
-        scores["tokens"] = round(data.states["train"].num_tokens * epochs)
+        scores["tokens"] = round(data.states["train"].num_positions * epochs)
         if trainer.is_global_zero:
             whole = whole_draft(cfg, stage.folder, module, blank)
             facts = {**provenance(), "sampling": asdict(responses.sampling), "texts": data.states["train"].num_examples}
@@ -333,7 +332,7 @@ def final_scores(
         )
         scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
-    scores["positions"] = data.states["validation"].num_tokens
+    scores["positions"] = data.states["validation"].num_positions
     return scores
 
 

@@ -35,7 +35,17 @@ from toolkit.runs.pipeline import expand_stages, fill_folders, plan_stages, run_
 from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts, tagged
 from toolkit.training.baselines import comparison, complaint, yardsticks
-from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
+from toolkit.training.checkpoints import (
+    BEST,
+    LAST,
+    check_choice,
+    check_resumable,
+    folder_of,
+    pretrained_files,
+    read_checkpoint,
+    resume_path,
+    warm_start,
+)
 from toolkit.training.console import (
     print_comparison,
     print_config,
@@ -45,16 +55,8 @@ from toolkit.training.console import (
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.loggers import run_id_of
-from toolkit.training.module import HeadTraining
+from toolkit.training.module import HeadTraining, check_metric
 from toolkit.training.processes import Processes, is_first_process, is_sharded
-from toolkit.training.start import (
-    check_choice,
-    check_metric,
-    check_resumable,
-    pretrained_files,
-    resume_path,
-    warm_start,
-)
 from toolkit.training.trainer import build_trainer, open_loggers
 
 # Keys that do not determine the head. The data do, by their content.

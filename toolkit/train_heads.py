@@ -34,8 +34,7 @@ from toolkit.training.baselines import yardsticks
 from toolkit.training.console import print_table
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import export
-from toolkit.training.module import HeadTraining
-from toolkit.training.start import check_metric
+from toolkit.training.module import HeadTraining, check_metric
 from toolkit.training.sweep_table import write_table
 from toolkit.training.together import Member, train_together
 

@@ -88,7 +88,7 @@ def test_all_kinds_of_inputs_are_named_by_content(tmp_path, command, key, overri
             *(["method=specdec_pp"] if "head={}" in override and command == "decode" else []),
         ]
         contents = contents_of(OmegaConf.to_container(compose(command, words), resolve=True), command)
-        assert contents.given[key].startswith(str(folder))
+        assert contents.paths[key].startswith(str(folder))
         value = contents.identity
         for part in key.split("."):
             value = value[int(part)] if isinstance(value, list) else value[part]
@@ -220,7 +220,7 @@ def test_a_file_counts_by_its_content_whatever_its_key_is_called(tmp_path, comma
         path.write_text(text)
         cfg = plain(compose(command, [word.format(path) for word in overrides]))
         contents = contents_of(cfg, command)
-        assert contents.given[key].startswith(str(path.parent))
+        assert contents.paths[key].startswith(str(path.parent))
         return contents.identity
 
     assert identity("[1]") != identity("[2]")
@@ -254,7 +254,7 @@ def test_files_that_a_users_own_class_names_count_by_content(tmp_path, monkeypat
         table.write_text(first)
         (folder / "file.sqlite").write_text(second)
         contents = contents_of({"method": {"policy": node}})
-        assert set(contents.given) == {f"method.policy.{key}" for key in ("_target_", "table", "folder")}
+        assert set(contents.paths) == {f"method.policy.{key}" for key in ("_target_", "table", "folder")}
         made.append(contents.identity)
     assert made[0] == made[3] and made[0] != made[1] != made[2] != made[0]
 

@@ -220,7 +220,7 @@ def test_fingerprints_are_compared_in_one_place(package):
 def test_training_data_of_a_float32_draft_serve_a_bfloat16_one(tiny_mix, tiny_pair):
     from toolkit.models.pair import load_draft
     from toolkit.training import MixedData
-    from toolkit.training.start import check_resumable, warm_start
+    from toolkit.training.checkpoints import check_resumable, warm_start
 
     data = MixedData(tiny_mix, load_draft(tiny_pair / "draft", dtype="bfloat16"))
     trained = Weights.of(load_draft(tiny_pair / "draft"))

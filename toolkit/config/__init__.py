@@ -57,8 +57,7 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
     checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.config`). Keys
              that have no value yet (???) are left to the code that needs them
     """
-    from toolkit.config.check import check
-    from toolkit.config.complaints import composed
+    from toolkit.config.check import check, composed
 
     config = composed(config_name, [*map(files.settable, overrides)])
     if checked:

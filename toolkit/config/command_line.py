@@ -71,8 +71,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
-        from toolkit.config.check import check
-        from toolkit.config.complaints import composed
+        from toolkit.config.check import check, composed
 
         check_choices(flags.overrides)
         papers.register(flags.overrides, (files.CONF, *files.user_folders()))  # of every job of a sweep
@@ -130,7 +129,7 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from toolkit.config.complaints import complaint
+    from toolkit.config.check import complaint
 
     job = []
     for word in overrides:

@@ -7,11 +7,12 @@ that it names (`toolkit.config.sources`). Which choice of a group is taken by de
 composes the two (`store`); the code of a command gets the result as `cfg: Mix`. `File`, `Head` and `Model` mark what counts
 by its content.
 """
+# ruff: noqa: RUF012  # every config has its own copy of a list
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, partial
@@ -723,8 +724,7 @@ def command_of(config_name: str) -> type[ConfigSection] | None:
     return COMMANDS.get(config_name)
 
 
-@cache
-def keys_of(section: Any) -> Keys:
+def _keys_of(section: Any) -> Keys:
     """The keys of a declared section (a class), its own first."""
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
@@ -734,6 +734,9 @@ def keys_of(section: Any) -> Keys:
         defaults[entry.name] = REQUIRED if default is MISSING else default
     keys = (Key(name, hints[name], meaning_of(hints[name]), defaults[name]) for name in own if name in defaults)
     return Keys({key.name: key for key in keys}, no_blanks=True)
+
+
+keys_of: Callable[[Any], Keys] = cache(_keys_of)
 
 
 def defaults_of(section: type[ConfigSection]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.reduced import kept_tokens, rows_alone
 from toolkit.models.teacher import Text, produced_logits
 from toolkit.sampling import Sampling
-from toolkit.training.whole_steps import WholeSteps
+from toolkit.training.trainer import WholeSteps
 
 PLAIN = EngineOptions(cuda_graphs="off")  # weights change between calls
 

@@ -46,7 +46,7 @@ SHOWN = 8  # names in a message
 class Stage:
     """An output folder under way.
 
-    identity  the config with contents instead of paths; `given` holds the paths, `models` what the hub's names stand for
+    identity  the config with contents instead of paths (`contents` has these, and what the hub's names stand for)
     inputs    files the content depends on, with their hashes
     shared    several processes work in the folder, each on a part of its own
     """
@@ -99,7 +99,7 @@ class Stage:
             "stage": self.name,
             "status": status,
             "config": self.identity,
-            "given": self.contents.given,
+            "given": self.contents.paths,
             "models": self.contents.models,
             "inputs": self.inputs,
             **provenance(),
@@ -415,12 +415,12 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     contents = [key for key in changed if is_content(before.get(key)) and is_content(now.get(key))]
     for key in changed:
         if key not in contents:
-            return f"{key} was {_quoted(before, old, key)}, is {_quoted(now, {'given': stage.contents.given}, key)}"
+            return f"{key} was {_quoted(before, old, key)}, is {_quoted(now, {'given': stage.contents.paths}, key)}"
     if sorted(old.get("inputs", {}).values()) != sorted(stage.inputs.values()):
         files = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
         return f"its inputs have changed ({', '.join(files) or 'fewer than before'})"
     if contents:
-        return f"{contents[0]} has other content ({stage.contents.given.get(contents[0], 'weights or files')})"
+        return f"{contents[0]} has other content ({stage.contents.paths.get(contents[0], 'weights or files')})"
     return None
 
 

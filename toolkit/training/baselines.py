@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from toolkit.acceptance.calibration.scores import CalibrationScores
-from toolkit.training.states import Positions
+from toolkit.training.examples import Positions
 
 PROBE_POSITIONS, RIDGE, ITERATIONS = 20_000, 1e-4, 100
 PROBE, CONFIDENCE = "probe", "confidence"

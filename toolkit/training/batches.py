@@ -16,9 +16,10 @@ from toolkit.errors import InputError
 
 
 class Examples(ABC):
-    """The examples that batches are made of. num_examples: their number."""
+    """The examples that batches are made of: their number, and that of the positions that are learned from."""
 
     num_examples: int
+    num_positions: int
 
     @abstractmethod
     def batch(self, examples: Sequence[int]) -> Any:

@@ -8,15 +8,17 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from hydra.utils import get_class
 from torch import Tensor
 
 from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
-from toolkit.training.examples import ExampleData
+from toolkit.config import commands
+from toolkit.errors import unknown_name
+from toolkit.training.examples import ExampleData, Positions
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.processes import is_first_process
 from toolkit.training.schedule import best_rate, trial_steps
-from toolkit.training.states import Positions
-from toolkit.training.whole_steps import WholeSteps
+from toolkit.training.trainer import WholeSteps
 
 OUTPUTS = ("accepted", "following")  # of a pre-read head
 MEANS = ("val/log_loss", "val/log_loss_calibrated")  # of the outputs
@@ -218,3 +220,16 @@ class PrereadTraining(HeadTraining):
     @classmethod
     def score_names(cls) -> list[str]:
         return [*super().score_names(), *MEANS]
+
+
+def check_metric(cfg: commands.Train | commands.TrainHeads) -> None:
+    """Raises InputError unless this training gives the scores that `optimized_metric` and the callbacks name."""
+    training: type[HeadTraining] = get_class(cfg.model._target_)
+    every: Mapping[str, Any] = getattr(cfg, "callbacks", None) or {}
+    callbacks = {name: spec for name, spec in every.items() if spec is not None}
+    closing = [name for spec in callbacks.values() for name in getattr(get_class(spec._target_), "CLOSING", ())]
+    names = [*training.score_names(), *closing]
+    monitored = {f"callbacks.{name}.monitor": spec.get("monitor", names[0]) for name, spec in callbacks.items()}
+    for key, score in {"optimized_metric": cfg.optimized_metric, **monitored}.items():
+        if score not in names:
+            raise unknown_name("score", score, names, f"as {key}")

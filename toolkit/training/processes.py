@@ -8,7 +8,7 @@ Each process runs the whole command. The first process makes the data and opens 
 and find the data made. Under torchrun and Slurm they wait at a barrier. Lightning starts its own processes only then.
 The trainer's config says whether there are several: variables that a launcher has left (RANK, SLURM_NTASKS) do not.
 
-`toolkit.training.whole_steps` says how the loss of a step is computed.
+`toolkit.training.trainer` says how the loss of a step is computed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 from pytorch_lightning.utilities import rank_zero_only
 from torch import distributed
 
+from toolkit.config import commands
 from toolkit.errors import INTERRUPTED, InputError
 from toolkit.files.text import first_line
 from toolkit.runs.stage import sweep_name
@@ -84,12 +85,12 @@ class Processes:
     """The processes of one training that torchrun or Slurm has started; a single one otherwise."""
 
     @classmethod
-    def of(cls, cfg: Any) -> Processes:
+    def of(cls, cfg: commands.Train | commands.Distill) -> Processes:
         """The processes of a training's config, checked before anything is made. Raises InputError.
 
         Those that are not the first print nothing from here on, except errors.
         """
-        callbacks = (cfg.get("callbacks") or {}).values()
+        callbacks = (cfg.callbacks or {}).values()
         facts: dict[str, Any] = {
             "multirun": sweep_name() is not None,
             "checkpoints": any(spec is not None and "Checkpoints" in spec.get("_target_", "") for spec in callbacks),

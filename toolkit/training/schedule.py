@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from toolkit.config.notes import AtLeast
-from toolkit.training.states import Positions
+from toolkit.training.examples import Positions
 
 RATE_TIMES_WIDTH = 0.2
 FACTORS = (1 / 3, 1.0, 3.0)

@@ -21,9 +21,8 @@ import torch
 
 from toolkit.files.atomic import write_atomic
 from toolkit.training.batches import ExampleBatches
-from toolkit.training.examples import ExampleData
+from toolkit.training.examples import ExampleData, Positions
 from toolkit.training.module import HeadTraining
-from toolkit.training.states import Positions
 
 STATE = "together.pt"
 
