@@ -113,7 +113,9 @@ class Contents:
             if isinstance(note, Model) and path_on_disk.is_dir():
                 if path_on_disk.resolve() != (ASSETS / "toy" / "target").resolve():
                     return f"sha256:{digests.folder_digest(path_on_disk)}"
-                both = [*map(digests.folder_digest, (path_on_disk, ASSETS / "toy" / "head"))]  # it brings its heads along
+                both = [
+                    *map(digests.folder_digest, (path_on_disk, ASSETS / "toy" / "head"))
+                ]  # it brings its heads along
                 return f"sha256:{content_hash(both, 32)}"
             if path_on_disk.is_file():
                 return f"sha256:{digests.digest(path_on_disk)[:32]}"

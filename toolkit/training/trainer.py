@@ -13,23 +13,26 @@ runs in two processes, thus equals one with twice the batch, up to rounding.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from torch import Tensor
 
-from toolkit.config import commands, instantiate
-from toolkit.training.checkpoints import AtomicCheckpointIO
-from toolkit.training.console import EpochLines
-from toolkit.training.processes import is_distributed
+from toolkit.config import commands, instantiate, plain
+from toolkit.files.atomic import write_text
+from toolkit.training.checkpoints import AtomicCheckpointIO, read_checkpoint, resume_path
+from toolkit.training.console import EpochLines, quiet_lightning
+from toolkit.training.loggers import run_id_of
+from toolkit.training.processes import is_distributed, is_first_process
 
 REFERENCE = 1024.0  # what a share of a step's loss is divided by until the step's whole weight is known
 
@@ -154,10 +157,38 @@ class Curves(pl.Callback):
         self.total, self.weight, self.num_positions, self.started = 0.0, 0.0, 0, now
 
 
-def open_loggers(cfg: commands.Trains, stack: ExitStack, **runtime: Any) -> list[Any]:
-    """The loggers that a config names, open until the stack ends; None is left out, where another process logs."""
-    opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
-    return [logger for logger in opened if logger is not None]
+class Resumed(NamedTuple):
+    """Where a training goes on: a checkpoint's file and content (None: it begins), and the W&B run that it logs to."""
+
+    path: Path | None
+    checkpoint: dict[str, Any] | None
+    run_id: str
+
+
+def begin_training(cfg: commands.Train | commands.Distill, folder: Path) -> Resumed:
+    """Seed random numbers and write config.yaml; says where the training goes on."""
+    quiet_lightning()
+    if is_first_process():
+        write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    path = resume_path(folder, cfg.ckpt_path)
+    checkpoint = None if path is None else read_checkpoint(path)
+    return Resumed(path, checkpoint, run_id_of(folder, checkpoint))
+
+
+@contextmanager
+def opened_trainer(
+    cfg: commands.Train | commands.Distill, folder: Path, resumed: Resumed, device: torch.device | None = None
+) -> Iterator[tuple[pl.Trainer, list[Any]]]:
+    """Lightning's trainer and the open loggers of a config; at the end all processes wait for each other."""
+    first_step = 0 if resumed.checkpoint is None else resumed.checkpoint["global_step"]
+    runtime = {"folder": folder, "config": plain(cfg), "run_id": resumed.run_id, "first_step": first_step}
+    with ExitStack() as stack:
+        opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
+        loggers = [logger for logger in opened if logger is not None]  # None: another process logs
+        trainer = build_trainer(cfg, folder, loggers, device)
+        yield trainer, loggers
+        trainer.strategy.barrier("results")
 
 
 def build_trainer(
