@@ -111,7 +111,6 @@ def _decoded(cfg: commands.Decode) -> Stage:
 
 
 def _export(stage: Stage, category: str, model_id: str) -> None:
-    """Write the formats of other tools from generations.jsonl."""
     lines = [json.loads(line) for line in lines_of((stage.folder / "generations.jsonl").read_text(encoding="utf-8"))]
     good = [line for line in lines if line["error"] is None]
     timed = stage.manifest["batch_size"] == 1

@@ -101,7 +101,6 @@ def _run(cfg: commands.Distill) -> Path:
 
 
 def score(cfg: commands.Distill, folder: Path) -> float:
-    """What a sweeper optimizes."""
     return float(read_json(folder / SCORES)[cfg.optimized_metric])
 
 

@@ -64,7 +64,6 @@ def scalars(counts: Counts, cost_ratio: float) -> dict[str, float]:
 
 
 def total(generations: Sequence[Generation]) -> Counts:
-    """Counts of all generations together."""
     return sum((generation.counts for generation in generations), Counts())
 
 

@@ -167,7 +167,6 @@ def not_below(values: Tensor, floor: Tensor) -> tuple[Tensor, ...]:
 
 
 def _on_host(values: Tensor) -> bool:
-    """Whether reading values costs nothing."""
     return values.device.type == "cpu" and values.numel() > 0
 
 

@@ -55,7 +55,6 @@ def synced(run: Path) -> bool:
 
 
 def sync_command(run: Path, project: str | None, entity: str | None) -> list[str]:
-    """The client's own command for one run."""
     options = [
         word for name, value in (("project", project), ("entity", entity)) if value for word in (f"--{name}", value)
     ]

@@ -131,7 +131,6 @@ def check_parts(cfg: commands.TrainsHeads) -> None:
 
 
 def score(cfg: commands.Train, folder: Path) -> float:
-    """What a sweeper optimizes; nothing where nothing was trained."""
     if cfg.model is None or cfg.dry_run:
         return float("nan")
     scores = read_json(folder / SCORES)
@@ -229,7 +228,6 @@ def about_head(cfg: commands.TrainsHeads, module: HeadTraining, data: ExampleDat
 
 
 def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: Path, step: int) -> None:
-    """The exported head's scores and diagram, where W&B is on."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             counts = {name: value for name, value in scores.items() if name.startswith("parameters/")}

@@ -81,7 +81,6 @@ def modules_of(cfg: commands.TrainHeads, data: ExampleData) -> dict[str, HeadTra
 def _exported(
     cfg: commands.TrainHeads, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]
 ) -> dict[str, str]:
-    """Export a head; its line of the table."""
     name = f"depth={member.module.head.config['depth']} w_rej={member.module.loss.w_rej:g}"
     record = {**about_head(cfg, member.module, data), "name": name}
     module = member.module.eval()

@@ -169,17 +169,14 @@ class DraftStep:
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the unwarped distribution [B], nats."""
         return torch.special.entr(self.raw_probs).sum(-1)
 
     @cached_property
     def top_probs(self) -> Tensor:
-        """The two largest probabilities of the unwarped distribution [B, 2]."""
         return self.raw_probs.topk(2, dim=-1).values
 
     @cached_property
     def margin(self) -> Tensor:
-        """Distance between the two largest unwarped probabilities [B]."""
         return self.top_probs[:, 0] - self.top_probs[:, 1]
 
     @cached_property
@@ -302,7 +299,6 @@ class Counts:
 
     @classmethod
     def of(cls, rounds: list[Round]) -> Counts:
-        """The totals of these rounds."""
         return cls(
             num_drafted=sum(r.num_drafted for r in rounds),
             num_draft_calls=sum(r.num_draft_calls for r in rounds),
@@ -336,5 +332,4 @@ class Generation:
 
     @property
     def counts(self) -> Counts:
-        """Totals over the rounds."""
         return Counts.of(self.rounds)

@@ -188,7 +188,6 @@ class _Walk:
             methods.check_method(node)
 
     def _judge(self, path: str, value: Any, annotation: Any, section: type[ConfigSection] | None) -> None:
-        """A leaf: its type and range."""
         if section is not None or _needs_choice(annotation):
             group = group_of(annotation)
             null = any(fits(None, kind) for kind in options(annotation) if kind is not Any)

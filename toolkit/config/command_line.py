@@ -145,7 +145,6 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Hydra's own flags."""
     from hydra._internal.utils import get_args_parser
 
     def refuse(message: str) -> NoReturn:

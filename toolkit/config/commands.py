@@ -720,12 +720,10 @@ COMMANDS: dict[str, type[ConfigSection]] = {
 
 
 def command_of(config_name: str) -> type[ConfigSection] | None:
-    """The keys of a root config; None for one of the user's own."""
     return COMMANDS.get(config_name)
 
 
 def _keys_of(section: Any) -> Keys:
-    """The keys of a declared section (a class), its own first."""
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
     defaults: dict[str, Any] = {}

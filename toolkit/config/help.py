@@ -115,7 +115,6 @@ def _filled(path: str, text: str) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """A value as it is written on the command line."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):

@@ -156,7 +156,6 @@ def contents_of(plain: Mapping[str, Any], command: str = "", ask: bool = False) 
 
 
 def is_content(value: Any) -> bool:
-    """Whether a value of an identity stands for a content."""
     return isinstance(value, str) and value.startswith(CONTENT)
 
 

@@ -84,7 +84,6 @@ class Choice:
         return value in self.names()
 
     def names(self) -> list[str]:
-        """The names there are."""
         from toolkit.config.files import choices
 
         return choices(self.group)

@@ -101,7 +101,6 @@ def _parsed(path: Path, changed: int) -> Mapping[str, Any]:
 
 
 def _flat(stage: Any) -> Any:
-    """A stage with its lists of overrides flattened."""
     if isinstance(stage, Mapping):
         return {key: _flat(value) for key, value in stage.items()}
     if isinstance(stage, list):

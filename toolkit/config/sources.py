@@ -169,7 +169,6 @@ def users_files(target: str) -> list[Path]:
 
 
 def clear() -> None:
-    """Forget what was read: `sys.path` or a file has changed."""
     for remembered in (keys_of, find, module_file, _tree):
         remembered.cache_clear()
     PathFinder.invalidate_caches()
@@ -199,7 +198,6 @@ def _statements(module: str) -> Iterator[ast.stmt]:
 
 
 def _bound(node: ast.stmt) -> list[str]:
-    """The names that a definition, an import or an assignment binds."""
     if isinstance(node, Definition):
         return [node.name]
     if isinstance(node, ast.ImportFrom):

@@ -104,7 +104,6 @@ def is_huge(value: Any) -> bool:
 
 
 def is_node(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a config value is a class or function with its arguments."""
     return isinstance(value, Mapping) and "_target_" in value
 
 

@@ -34,8 +34,6 @@ class ForwardCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Costs of both models' forward passes."""
-
     draft: ForwardCost
     target: ForwardCost
 

@@ -49,7 +49,6 @@ class TextPart(Examples):
         self.num_examples = len(looked_at)
 
     def batch(self, examples: Sequence[int]) -> DraftBatch:
-        """The texts of these numbers."""
         return DraftBatch([self.whole.texts[i] for i in examples], [self.whole.positions[i] for i in examples])
 
 

@@ -95,7 +95,6 @@ def blank_of(model: Any) -> Callable[[], Any]:
 
 
 def shape_of(model: Any) -> dict[str, list[int]]:
-    """Every tensor's shape, by name."""
     return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

@@ -77,8 +77,6 @@ class Outlook:
 
 
 class Loss(ABC):
-    """A loss per position."""
-
     @abstractmethod
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
         """The loss [n]; `progress` is the share of the training that is done, for schedules."""

@@ -128,7 +128,6 @@ class OnlineTeacher:
         return Expected(log_probs_of(self.target, self.temperature, texts))
 
     def whole(self, batch: DraftBatch) -> Tensor:
-        """log p [n, V] at a batch's positions."""
         return log_probs_of(self.target, self.temperature, batch.texts, batch.positions)
 
 
@@ -204,7 +203,6 @@ class CachedTeacher:
         return Expected(**_joined(parts))
 
     def whole(self, batch: DraftBatch) -> Tensor:
-        """log p [n, V] at a batch's positions, which `prepare` has computed."""
         files = map(self._validation_file, batch.texts, batch.positions)
         return torch.cat([load_tensors(path, "teacher cache")[0]["log_probs"] for path in files])
 
@@ -269,7 +267,6 @@ class CachedTeacher:
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of the same names, one part after another."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -133,8 +133,6 @@ def _move_in(temporary: Path, path: Path) -> None:
 
 
 def copy_file(source: Path, path: Path | str) -> Path:
-    """Copy a file, whole or not at all."""
-
     def write(temporary: Path) -> None:
         shutil.copyfile(source, temporary)
 
@@ -151,7 +149,6 @@ def write_text(path: Path | str, text: str) -> Path:
 
 
 def write_json(path: Path | str, value: Any) -> Path:
-    """Write indented JSON atomically."""
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -178,7 +178,6 @@ def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path
 
 
 def clear_temporaries(folder: Path) -> None:
-    """Delete what killed processes have left half-written."""
     for name in read(folder).temporaries:
         (folder / name).unlink(missing_ok=True)
 

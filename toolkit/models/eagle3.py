@@ -273,7 +273,6 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
 
 
 def _check_config(folder: Path, config: dict[str, Any]) -> None:
-    """Raises InputError for what this file does not implement."""
     unknown = sorted(key for key, value in config.items() if key not in KNOWN and value not in (None, False, [], {}))
     if unknown:
         raise InputError(f"{folder}: {unknown[0]}={config[unknown[0]]!r} of an EAGLE-3 config is not known here")

@@ -51,7 +51,6 @@ class Weights:
 
     @classmethod
     def of(cls, model: Any) -> Weights:
-        """The weights of a model."""
         return cls(fingerprint(model), sketch(model) if hasattr(model, "state_dict") else None)
 
     @classmethod
@@ -185,7 +184,6 @@ def _format(model: Any) -> str:
 
 @torch.no_grad()
 def _sketched(tensor: Tensor) -> list[Any]:
-    """Shape, norm, and sums with signs."""
     sums, squares = torch.zeros(SUMS, dtype=torch.float64, device="cpu"), 0.0
     patterns = _signs(tensor.device)
     all_flips = _pattern("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]

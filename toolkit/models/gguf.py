@@ -51,7 +51,6 @@ def folder_of(path: Path) -> Path:
 
 
 def check_packages(path: Path, *names: str) -> None:
-    """Raises InputError naming the packages that are not installed."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{path} needs {' and '.join(missing)}: pip install 'acceptance-toolkit[gguf]'")

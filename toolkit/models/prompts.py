@@ -84,7 +84,6 @@ class PromptSource(ABC):
         """The prompts of the source itself; more than `limit` are cut."""
 
     def describe(self) -> str:
-        """The source in a few words, for error messages."""
         return type(self).__name__
 
 

@@ -44,7 +44,6 @@ class ReducedOutput(nn.Module):
         return self.rows.weight
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits over the whole vocabulary."""
         logits = self.rows(states)
         return logits.new_full((*logits.shape[:-1], self.size), -torch.inf).index_copy(-1, self.kept, logits)
 
@@ -132,7 +131,6 @@ def save(folder: Path, model: Any) -> None:
 
 
 def is_reduced(source: str | Path) -> bool:
-    """Whether a folder holds a model with a reduced vocabulary."""
     return (Path(source) / CONFIG).is_file()
 
 

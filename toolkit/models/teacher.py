@@ -103,7 +103,6 @@ def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Te
 
 
 def picked(distributions: Tensor, tokens: Tensor) -> Tensor:
-    """Probabilities [n] of tokens [n] under distributions [n, V]."""
     return distributions.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 

@@ -80,7 +80,6 @@ def _inherited(stage: Mapping[str, Any], config: Any, root_dir: Path | str) -> l
 
 
 def _composed(stage: Mapping[str, Any], folders: Mapping[str, Path], root_dir: Path | str, within: Any) -> Any:
-    """The composed config of one expanded stage."""
     overrides, inherit = stage.get("overrides", ()), stage.get("inherit", ())
     return compose_for(stage["config"], overrides, folders, root_dir, within, inherit)
 
@@ -136,7 +135,6 @@ class _Marks:
         self.folders, self.texts, self.key = folders, {}, f"text{secrets.token_hex(8)}n"  # type: ignore[var-annotated]
 
     def of(self, text: str) -> str:
-        """The mark of a text."""
         mark = f"{self.key}{len(self.texts)}x"
         self.texts[mark] = text
         return mark

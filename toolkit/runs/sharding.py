@@ -31,7 +31,6 @@ def part_of(cfg: commands.Shared) -> str:
 
 
 def share(parts: Sequence[Part], cfg: commands.Shared) -> list[Part]:
-    """The parts that this process makes."""
     return [part for number, part in enumerate(parts) if number % cfg.world_size == cfg.rank]
 
 

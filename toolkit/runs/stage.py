@@ -60,12 +60,10 @@ class Stage:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the folder's manifest says now."""
         return read_manifest(self.folder)
 
     @property
     def finished(self) -> bool:
-        """Whether the work was done before."""
         return (self.folder / MANIFEST).exists() and self.manifest.get("status") == "finished"
 
     def start(self) -> None:
@@ -315,7 +313,6 @@ def output_dir(name: str, plain: Mapping[str, Any], identity_hash: str) -> Path:
 
 
 def provenance() -> dict[str, Any]:
-    """Command line, versions, code revision, time."""
     versions = {}
     for package in PACKAGES:
         try:

@@ -35,7 +35,6 @@ class TokenBar:
         self.bar.close()
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
         self.bar.write(line, file=sys.stderr)
 
     def skip(self, count: int) -> None:
@@ -50,7 +49,6 @@ class TokenBar:
         self.bar.update(count)
 
     def row(self, _: object = None) -> None:
-        """One more row has ended."""
         self.ended += 1
         self._show()
 

@@ -75,7 +75,6 @@ class Search:
 
     @property
     def left(self) -> int:
-        """Trials that have not ended yet."""
         return max(self.settings.trials - len(self.in_state("COMPLETE", "FAIL")), 0)
 
     def ask(self) -> list[Any]:

@@ -128,7 +128,6 @@ def table_pair(device: torch.device | str = "cpu") -> ModelPair:
 
 
 def ragged_prompts(count: int, vocab_size: int = 97) -> list[list[int]]:
-    """Token ids of very different lengths."""
     generator = torch.Generator().manual_seed(7)
     lengths = [(3, 9, 1, 12, 22, 4, 6)[i % 7] for i in range(count)]
     return [torch.randint(6, vocab_size, (n,), generator=generator).tolist() for n in lengths]
@@ -205,7 +204,6 @@ class ExpectedTree:
             nodes += zip(row_tokens, row_parents, strict=True)
 
     def path(self, row: int, node: int) -> list[int]:
-        """Node ids from the root to a node."""
         ids = []
         while node >= 0:
             ids.append(node)

@@ -291,7 +291,6 @@ def _rows(heads: Tensor, inside: Tensor, size: int) -> Tensor:
 
 
 def _copy_live(padded: Any, model: Any) -> None:
-    """Write the source's weights to their positions."""
     source, config, device = model.config, padded.config, padded.device
     positions = _Positions.of(source, config, device)
     tokens = torch.arange(source.vocab_size, device=device)
@@ -337,5 +336,4 @@ def _put_linear(
 
 
 def _put(weight: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> None:
-    """weight[rows, columns] = values, in the weight's format."""
     weight[rows.unsqueeze(1), columns] = values.to(weight.device, weight.dtype)

@@ -38,7 +38,6 @@ class LinearProbe(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits [P, O]."""
         logits: Tensor = self.linear((inputs.float() - self.mean) / self.deviation)
         return logits
 

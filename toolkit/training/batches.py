@@ -73,7 +73,6 @@ class ExampleBatches:
             yield self.states.batch([0]).emptied()
 
     def order(self, epoch: int) -> list[int]:
-        """This process's examples of an epoch, in order."""
         count = self.states.num_examples
         if self.shuffle:
             generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
@@ -107,7 +106,6 @@ class ResumableData(pl.LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the batches depend on, for checkpoints."""
         trainer: Any = self.trainer
         return {
             "examples": self.states["train"].num_examples,

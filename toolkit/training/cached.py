@@ -70,7 +70,6 @@ class StoredStates(Examples):
                 yield self.batch(part)
 
     def missing(self) -> list[int]:
-        """The examples that no file holds."""
         return [example for example in range(self.online.num_examples) if example not in self.spans]
 
     def fill(self) -> None:

@@ -122,7 +122,6 @@ class EarlyStop(EarlyStopping):
 
 
 def folder_of(run_folder: Path | str) -> Path:
-    """The folder of a run's checkpoints."""
     return Path(run_folder) / "checkpoints"
 
 

@@ -19,7 +19,6 @@ FIRST = 10  # seconds of a training before the first line that says how long it 
 
 
 def print_config(config: Mapping[str, Any]) -> None:
-    """The resolved config as a tree."""
     tree = Tree("config", guide_style="dim")
     _grow(tree, config)
     Console(width=terminal.width()).print(tree)

@@ -100,7 +100,6 @@ class MixedData(ExampleData):
             states.fill()
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the states of both splits."""
         if self.states:
             return
         online = self._computed()

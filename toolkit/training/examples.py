@@ -41,7 +41,6 @@ class Positions(NamedTuple):
 
 
 def joined(parts: Sequence[Positions]) -> Positions:
-    """One batch of several."""
     return parts[0] if len(parts) == 1 else Positions(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 

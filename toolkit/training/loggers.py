@@ -56,25 +56,21 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add values to a step's line."""
         self.lines.setdefault(int(step or 0), {}).update({key: float(value) for key, value in metrics.items()})
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the file."""
         names = sorted({name for line in self.lines.values() for name in line} - {"epoch"})
         rows = ({"step": step, **self.lines[step]} for step in sorted(self.lines))
         write_text(self.path, as_csv(["step", "epoch", *names], rows))
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the file when training ends, however it ends."""
         self.save()
 
 
 @contextmanager
 def open_csv(folder: Path, first_step: int = 0, **_: Any) -> Iterator[Logger | None]:
-    """metrics.csv in the run folder."""
     logger = MetricsFile(folder, first_step)
     try:
         yield logger

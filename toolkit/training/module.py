@@ -88,7 +88,6 @@ class HeadTraining(WholeSteps):
         return self.share_of_step(total, weight, len(batch.labels))
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of a head's loss on a batch."""
         return self.loss(self.logits_of(head, batch), batch.labels)
 
     def logits_of(self, head: Any, batch: Positions) -> Tensor:

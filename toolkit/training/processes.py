@@ -50,7 +50,6 @@ def is_distributed(trainer: Mapping[str, Any]) -> bool:
 
 
 def is_sharded(trainer: Mapping[str, Any]) -> bool:
-    """Whether each process holds a part of the weights only."""
     return "fsdp" in str(trainer.get("strategy", "auto"))
 
 

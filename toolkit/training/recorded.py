@@ -70,7 +70,6 @@ class RecordedStates(Examples):
         self.num_examples, self.num_positions = len(texts), int((self.last - self.first).sum())
 
     def rows(self, examples: Sequence[int]) -> Tensor:
-        """The rows of the positions of these texts."""
         return torch.cat([torch.arange(int(self.first[text]), int(self.last[text])) for text in examples])
 
 
@@ -251,7 +250,6 @@ class TracedData(ExampleData):
         self.validation_fraction = validation_fraction
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the traces, and split them by text."""
         if self.states:
             return
         trace, table = read_traces(self.path, replicate=None), embedding_table(self.draft).cpu()

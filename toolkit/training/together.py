@@ -45,7 +45,6 @@ class Member:
     epochs: int = 0
 
     def learn(self, batch: Any) -> None:
-        """One step on a batch."""
         total, weight = self.module.loss_of(self.module.head, batch)
         self.optimizer.zero_grad()
         (total / weight).backward()
@@ -62,7 +61,6 @@ class Member:
             self.waited += 1
 
     def state(self) -> dict[str, Any]:
-        """Everything that changes, for a checkpoint."""
         return {
             "head": self.module.head.state_dict(), "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(), "best_score": self.best_score,
@@ -70,7 +68,6 @@ class Member:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
         self.module.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None:
@@ -122,7 +119,6 @@ def train_together(
 
 
 def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: str) -> None:
-    """One pass over the training data, and one over the validation data."""
     learn_all(learning, epoch_batches(data, epoch))
     sums = [member.module.new_scores() for member in learning]
     with torch.no_grad():

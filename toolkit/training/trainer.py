@@ -143,7 +143,6 @@ class Curves(pl.Callback):
         self.num_positions = state_dict["num_positions"]
 
     def _log(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """One line, at the step that has just been made."""
         now = perf_counter()
         values = {
             "train/loss": float(self.total / self.weight),
