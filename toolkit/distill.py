@@ -33,8 +33,7 @@ from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.data import TextData
-from toolkit.distillation.drafts import begin, blank_of, card_of, export, shape_of
-from toolkit.distillation.layers import draft_of, most_costly
+from toolkit.distillation.drafts import begin, blank_of, card_of, draft_of, export, most_costly, shape_of
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining

@@ -19,8 +19,8 @@ from toolkit.acceptance.preread import embedding_table
 from toolkit.errors import InputError
 from toolkit.models.teacher import hidden_size, pad_right, picked, states_and_logits_of
 from toolkit.training.batches import Examples
-from toolkit.training.depths import drawn_depths
 from toolkit.training.examples import Positions, check_labels, joined
+from toolkit.training.recorded import drawn_depths
 from toolkit.types import SMALLEST, Earlier
 
 MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
@@ -66,7 +66,7 @@ class MixedTexts:
         self._nonempty = nonempty
 
     def depths(self, most: int, seed: int) -> Tensor:
-        """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.depths`).
+        """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.recorded`).
 
         Labels are probabilities of the token drafted at a position, even where the text goes on with another token.
         """

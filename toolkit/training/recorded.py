@@ -5,7 +5,7 @@ the drafted token follows the draft's distribution given that text. Its label is
 acceptance draw accepted the drafted token, it is the text's own token. Then the next position's alpha =
 sum_x min(p, q)(x) is the probability that the token after it is accepted. (The acceptance draw samples what weighting every
 text token by min(1, q/p) would compute. More replicates of the recording reduce the sampling error.) For heads that read
-the depth in the round, every position is given a depth (`toolkit.training.depths`).
+the depth in the round, every position is given a depth (`drawn_depths`).
 
 An acceptance head (SpecDec++) learns from the state that has read the drafted token: that of the round's next step.
 
@@ -14,7 +14,7 @@ draws from a start are recorded: on path up to the first rejected token, then it
 drafted token (`toolkit.verification.rules.block.survival`). An example is a start and a depth k. Its labels are P_k, and
 P_{k+1} of the token that was drawn next, one sample of the mean that the second output predicts. Depth k in 1..M of a start's
 chain has weight P_{k-1}, the probability that the block was kept so far. A policy seldom gets further. One depth is drawn per
-start, once for all epochs. All starts weigh alike, as in `toolkit.training.depths`.
+start, once for all epochs. All starts weigh alike, as in `drawn_depths`.
 
 Shapes: P positions, M most tokens of a recorded round, F features.
 """
@@ -43,7 +43,6 @@ from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.trace.trace import within
 from toolkit.training.batches import Examples
-from toolkit.training.depths import drawn_depths
 from toolkit.training.examples import ExampleData, Positions
 from toolkit.verification.rules.block import survival
 
@@ -214,6 +213,41 @@ def chosen_steps(trace: Trace, generator: torch.Generator) -> tuple[Tensor, Tens
     starts = torch.arange(len(chosen))
     labels = torch.stack([probs[chosen, starts], following[chosen, starts]], 1).float()
     return steps[chosen, starts], chosen + 1, labels
+
+
+def drawn_depths(probs: Tensor, first: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """A depth in the round, in 1..most, for every position [n]: a recorded position belongs to no round.
+
+    Rounds of 1 to M tokens may start at every token of a response, with equal probability. A round goes on only while all
+    its drafted tokens are accepted. So a position i is at depth d with a probability proportional to
+
+        c_{i-1} c_{i-2} ... c_{i-d+1},      d = 1 .. min(i - first + 1, M)
+
+    c_j is the probability that the drafted token at j is accepted. It is 0 or 1 in a trace, where acceptance draws are known.
+    There d is uniform over the starts whose round reaches i. No policy is presumed, because the head shall decide how long
+    rounds are. Replay and dynamic program weigh starts alike, too. Rounds of one policy start mostly after its rejections.
+
+    probs [n]  c of every position
+    first [n]  where the position's response begins
+    """
+    probs = probs.double()
+    position = torch.arange(len(probs))
+
+    def deeper(weight: Tensor, depth: int) -> Tensor:
+        before = position - depth
+        return torch.where(before >= first, weight * probs[before.clamp(min=0)], 0.0)
+
+    total = weight = torch.ones_like(probs)  # sums of weights over depths
+    for depth in range(1, most):
+        weight = deeper(weight, depth)
+        total = total + weight
+    level = torch.rand(len(probs), generator=generator, dtype=torch.float64) * total
+    depths, reached, weight = torch.ones_like(position), torch.zeros_like(level), torch.ones_like(level)
+    for depth in range(1, most):
+        reached = reached + weight
+        weight = deeper(weight, depth)
+        depths += (level >= reached) & (weight > 0)
+    return depths
 
 
 class TracedData(ExampleData):

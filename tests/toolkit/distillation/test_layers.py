@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from toolkit.distillation import layers as layers_module
-from toolkit.distillation.drafts import blank_of
-from toolkit.distillation.layers import absence_costs, draft_of, layers_in, most_costly
+from toolkit.distillation.drafts import absence_costs, blank_of, draft_of, layers_in, most_costly
 from toolkit.errors import InputError
 from toolkit.models.teacher import produced_logits
 from toolkit.testing import tiny_llama, tiny_model
