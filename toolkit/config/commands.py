@@ -3,9 +3,8 @@
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
 
 A key without a default has to be given. `ConfigGroup` marks what a config group fills in: the keys there are those of the class
-that it names (`toolkit.config.sources`). Which choice of a group is taken by default stands in `conf/<command>.yaml`. Hydra
-composes the two (`store`); the code of a command gets the result as `cfg: Mix`. `File`, `Head` and `Model` mark what counts
-by its content.
+that it names (`toolkit.config.sources`), and conf/<command>.yaml says which choice is the default. `File`, `Head` and `Model`
+mark what counts by its content.
 """
 # ruff: noqa: RUF012  # every config has its own copy of a list
 

@@ -1,8 +1,7 @@
 """Config files: where they lie, which names they offer, how values are written in them.
 
-`conf/` lies beside the packages, in the source tree and in an installed wheel alike. It is always addressed by its
-absolute path, because a user's own folder of that name would shadow a package path. Folders of the user's own that are
-laid out like it (`--config-dir` on the command line, `searching` in Python) add choices to its groups.
+`conf/` is always addressed by its absolute path, because a user's own folder of that name would shadow a package path. Folders
+of the user's own that are laid out like it (`--config-dir`, `searching`) add choices to its groups.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Notes beside a type: the range of a number, the names of a choice, what a file's content means for the result.
 
     threshold: Annotated[float, Probability, "drafting stops below it"] = 0.4
-    costs: Annotated[str | None, File(), "a cost table"] = None
 
-A note is written once, beside the type. The command line's check and `--help` read it without importing the class. The
-class itself asks for the ranges with `toolkit.config.values.check_ranges`. A text among the notes is the key's meaning.
-`Key` has all that is known of one.
+The command line's check and `--help` read a note without importing the class. The class itself asks for the ranges with
+`toolkit.config.values.check_ranges`. A text among the notes is the key's meaning.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Values against their annotations, those of a config and those of Python calls: types, ranges, and how a message says them.
 
     @checked                 every argument of a call, by the function's annotations
-    check_ranges(made)       the attributes of what a constructor has just set, by the annotations of its arguments or fields
+    check_ranges(part)       the attributes of what a constructor has just set, by the annotations of its arguments or fields
     fits(value, annotation)  a plain value of a yaml or the command line
 
-The first two raise InputError, one line: the name, what was expected, what came. They look at the entries of a list; of
-entries that are lists themselves (token ids of prompts) only at the kind, so that a call costs microseconds. Nothing here
-imports torch.
+The first two raise InputError. Of entries that are lists themselves (token ids of prompts) they look only at the kind, so
+that a call costs microseconds. Nothing here imports torch.
 """
 
 from __future__ import annotations

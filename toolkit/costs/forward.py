@@ -1,7 +1,6 @@
 """What a forward pass costs: seconds as an affine function of the tokens it reads and the tokens before them.
 
-Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forward passes. Ours lets a
-forward pass's cost grow with its width and the context, so that trees and long texts can be priced, too.
+Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forward passes alone.
 """
 
 from __future__ import annotations

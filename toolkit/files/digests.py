@@ -1,23 +1,23 @@
 """What files hold, by SHA-256, read once: remembered in the user's cache by path, size, times and inode.
 
-A model of the hub is known by its commit, which the cache of huggingface_hub holds. The digests of its files are the
-names of the cache's blobs. Nothing is read, and nothing downloaded.
+A model of the hub is known by its commit, and its files by the names of the cache's blobs. Nothing is read or downloaded.
 """
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.files import journal
 from toolkit.files.atomic import content_hash, parse_json_file, write_json
 
 # Of a model folder, what its outputs depend on: weights, configuration, tokenizer, code.
@@ -38,15 +38,11 @@ def cache_folder() -> Path:
 def ensure_home() -> None:
     """Give a user without a home (no HOME, no entry of passwd) one that lasts as long as the process, and say so."""
     if os.path.expanduser("~").startswith("~"):
-        os.environ["HOME"] = _temporary().name
+        os.environ["HOME"] = home = mkdtemp(prefix="home-")
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
         print(
             "this user has no home folder: caches last as long as this process; HOME=FOLDER keeps them", file=sys.stderr
         )
-
-
-@cache
-def _temporary() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="home-")
 
 
 def digest(path: Path | str) -> str:
@@ -150,10 +146,6 @@ def _remember(path: Path, stamp: list[int], sha256: str) -> None:
 
 
 def _read(path: Path, bar: Any) -> str:
-    if path.stat().st_size < LARGE:
-        return journal.digest(path)
-    import hashlib
-
     sha = hashlib.sha256()
     with open(path, "rb") as handle:
         while block := handle.read(BLOCK):

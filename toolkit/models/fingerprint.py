@@ -1,9 +1,8 @@
 """Which weights a model holds: an exact identity, and a sketch that tolerates another number format.
 
-Both go over every entry once, in chunks, on the model's own device. They are remembered while the model lives and
-checksums of its weights stay the same. Where a model has adapters, which of them are at work counts, too. The sketch of
-a tensor is its norm and a few sums of all its entries with fixed random signs. Rounding to a coarser format moves such
-a sum by about the rounding times the norm. Other weights move it by about the norm itself.
+Both go over every entry once, in chunks, on the model's own device, and are remembered while the model lives. Adapters that are
+at work count, too. The sketch of a tensor is its norm and a few sums of all its entries with fixed random signs. Rounding to a
+coarser format moves such a sum by about the rounding times the norm, other weights by about the norm itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """GGUF files, the format of llama.cpp: read as targets and drafts, written for a draft that is served there.
 
-Reading: transformers reads the tensors (packages `gguf` and `accelerate`). Quantised weights are multiplied out in float32,
-which holds their values exactly. transformers refuses to save such a model, so its state is copied into a fresh one, in a
-folder of the user's cache that is named by the file's content: a file is converted once, wherever it lies.
+Reading: transformers multiplies quantised weights out in float32, which holds their values exactly. The result is saved in a
+folder of the user's cache that is named by the file's content.
 
 Writing: models of the Llama class. llama.cpp rotates neighbouring pairs of a head's rows, transformers rows that are half a
 head apart, so the rows of q and k change their order.

@@ -1,11 +1,10 @@
 """Drafts with a reduced output vocabulary: the output layer has rows for V' of the V tokens, the others cannot be drawn.
 
 FR-Spec (arXiv:2502.14856) and EAGLE-3 (arXiv:2503.01840) do so because a small draft spends most of its time in the
-output layer. Every token can still be read. Logits are scattered into V with -inf elsewhere, before penalties and warping,
-so q is 0 there, and every lossless rule stays exact.
+output layer. Logits are scattered into V with -inf elsewhere, before penalties and warping, so every lossless rule stays exact.
 
-On disk: weights, and the base model's config as reduced_config.json. There is no config.json, so that a library which knows
-nothing of this refuses the folder instead of filling the output layer with random numbers.
+On disk: weights, and the base model's config as reduced_config.json. There is no config.json, so that other libraries refuse
+the folder instead of filling the output layer with random numbers.
 
 Shapes: V' kept tokens, V vocabulary, D hidden size.
 """

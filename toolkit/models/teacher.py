@@ -1,7 +1,6 @@
 """Teacher-forced passes: one forward pass over whole texts, no cache; p and q along them.
 
-Texts are padded on the right. A causal model's states do not depend on what follows, so the padding needs no mask; what
-comes out after a text's end means nothing.
+Texts are padded on the right. A causal model's states do not depend on what follows, so the padding needs no mask.
 
 Shapes: B texts, T longest text, V vocabulary, D hidden size, n tokens of a text that are looked at.
 """

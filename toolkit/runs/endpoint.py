@@ -1,9 +1,7 @@
 """A client of one HTTP endpoint that takes and gives JSON: judges and remote targets answer through it.
 
-httpx carries requests and tenacity repeats them. A try ends in an answer or in one of three errors. `Silent`: another try
-may bring an answer (silence, dropped connections, "too many requests", faults of the server, answers that are not JSON).
-`Refused`: this one request is refused. `Wrong`: the address or the key is wrong, and no request will fare better. A redirect
-is an error: the key goes to no other address.
+A try ends in an answer or in one of three errors. `Silent`: another try may bring an answer. `Refused`: this one request is
+refused. `Wrong`: the address or the key is wrong. A redirect is an error, too: the key goes to no other address.
 """
 
 from __future__ import annotations

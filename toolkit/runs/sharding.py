@@ -2,8 +2,7 @@
 
     python -m data_gen.traces -m responses=FOLDER world_size=4 rank=0,1,2,3 hydra/launcher=joblib
 
-`rank` and `world_size` are not part of the folder's name. A process that is run again makes what is missing of its own parts.
-With world_size=1 a process makes all that is missing. The joined result equals what one process would have made.
+A process that is run again makes what is missing of its own parts; with world_size=1, all that is missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Progress of rows that are being decoded: in tokens, from the first round on, with an estimate of what is left.
+"""Progress of rows that are being decoded, in tokens, with an estimate of what is left.
 
-How long a row becomes is known when it ends. Until then rows count as memoryless: a row's expected rest is the tokens made so
-far over the rows that have ended (the maximum-likelihood mean of censored lengths), and no more than the limit leaves.
+Until a row ends it counts as memoryless: its expected rest is the tokens made so far over the rows that have ended (the
+maximum-likelihood mean of censored lengths), and no more than the limit leaves.
 """
 
 from __future__ import annotations

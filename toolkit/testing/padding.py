@@ -1,24 +1,19 @@
 """Small Llamas grown to the shape of large ones that compute the same function. For benchmarks, nothing else.
 
-A speed-up depends on what a forward pass costs and on which tokens are accepted. Checkpoints that are large *and* agree with
-a small draft have to be downloaded. A padded toy target has the distributions of the toy target at the cost of its new
-shape.
-
-What is padded with what, so that no logit changes (up to rounding):
+A padded toy target has the distributions of the toy target at the cost of its new shape. What is padded with what, so that no
+logit changes (up to rounding):
 
     hidden size      zeros in whatever writes to the residual stream (embeddings, o_proj, down_proj). RMSNorm divides by
-                     the root mean square over all D entries. With d of them alive that is sqrt(d/D) of the source's. So
-                     norm weights are multiplied by sqrt(d/D) and epsilon by d/D
+                     the root mean square over all D entries, which with d of them alive is sqrt(d/D) of the source's: norm
+                     weights are multiplied by sqrt(d/D) and epsilon by d/D
     heads, neurons   random q, k, v, gate and up rows whose columns of o_proj and down_proj are zero
     head size        rotary pairs keep their frequencies: pair i goes to i * (new / old). The added key rows are zero;
                      queries are multiplied by sqrt(new / old) to undo the smaller attention scale
     layers           random ones after the source's, with o_proj and down_proj zero: they add nothing
     vocabulary       rows with a bias that makes the added tokens impossible (`save_pretrained` loses it)
 
-The cost is real: dense kernels multiply a zero like any other number, so a forward pass takes the time of its shape. Two
-things still flatter a padded model. Zeros toggle fewer bits, so it draws less power, and a device at its power limit
-clocks higher: do not report joules. And its vocabulary is the source's unless `vocab_size` says otherwise.
-In bfloat16 or float16 the rescaled weights round differently from the source's: distributions agree as far as those formats do.
+Dense kernels multiply a zero like any other number, so a forward pass takes the time of its shape. Zeros toggle fewer bits, so
+do not report joules. In bfloat16 or float16 the rescaled weights round differently from the source's.
 """
 
 from __future__ import annotations

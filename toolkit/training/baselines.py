@@ -1,11 +1,10 @@
-"""Simpler predictors to compare a head with: a linear probe on the same states, and the draft's confidence in the token.
-
-All three are compared by AUROC and by calibrated log loss (`toolkit.acceptance.calibration.scores`), on the same validation
-positions. If a head is no better than these, it was trained badly, or the states tell nothing more.
+"""Simpler predictors to compare a head with, by AUROC and by calibrated log loss on the same validation positions.
 
 probe       logistic regression from the states (or features), each scaled to unit variance, with a ridge penalty of
             RIDGE. It is fitted by L-BFGS to soft labels of at most PROBE_POSITIONS training positions
 confidence  the draft's unwarped probability of the drafted token
+
+If a head is no better than these, it was trained badly, or the states tell nothing more.
 
 Shapes: P positions, F inputs, O outputs of the head (1, or 2 of a pre-read one).
 """

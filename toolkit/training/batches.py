@@ -1,7 +1,4 @@
-"""The examples of every batch: a pure function of (seed, epoch), so that training can stop and go on anywhere.
-
-The number of batches seen determines which ones are left.
-"""
+"""The examples of every batch: a pure function of (seed, epoch), so that training can stop and go on anywhere."""
 
 from __future__ import annotations
 

@@ -1,15 +1,10 @@
-"""Checkpoints from which training goes on as if it had never stopped, and the early stop.
+"""Checkpoints from which training goes on as if it had never stopped, the start of a training, and the early stop.
 
-The run folder's checkpoints/ holds two files: last.ckpt, written every `every_n_steps` steps and at every epoch's end, and
-best.ckpt. Each is whole or absent, also if the process is killed while writing. Lightning's own writer does not ensure
-this. It writes a file in the system's temporary folder and copies it if that lies in another file system, which is not
-one step.
+The run folder's checkpoints/ holds last.ckpt, written every `every_n_steps` steps and at every epoch's end, and best.ckpt. Each
+is whole or absent, also if the process is killed while writing, which Lightning's own writer does not ensure.
 
-A training begins with one of these:
-
-from_pretrained=FOLDER   the weights of that head; optimizer, schedule and data from the beginning
-ckpt_path=FILE           the whole state of a checkpoint
-neither                  the run folder's own last checkpoint if there is one, else fresh weights
+A training begins with the weights of a head (from_pretrained=FOLDER), with the whole state of a checkpoint (ckpt_path=FILE), or
+with the run folder's own last checkpoint if there is one, else with fresh weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """States that the draft computes when a batch needs them.
 
-The examples of several batches are read together, sorted by length, so that little of a forward pass is padding. The resulting
-positions lie one after another, without padding. Which batches are read together is a function of their numbers alone.
-So a training that goes on in mid-epoch computes the same numbers as an uninterrupted one.
+The examples of several batches are read together, sorted by length, so that little of a forward pass is padding. Which batches
+these are is a function of their numbers alone, so a training that goes on in mid-epoch computes the same numbers.
 """
 
 from __future__ import annotations

@@ -4,11 +4,8 @@
     torchrun --nproc-per-node 4 -m toolkit.train ... trainer=ddp trainer.devices=4
     srun python -m toolkit.train ... trainer=ddp trainer.devices=4 trainer.num_nodes=2
 
-Each process runs the whole command. The first process makes the data and opens the output folder. The others wait for it
-and find the data made. Under torchrun and Slurm they wait at a barrier. Lightning starts its own processes only then.
-The trainer's config says whether there are several: variables that a launcher has left (RANK, SLURM_NTASKS) do not.
-
-`toolkit.training.trainer` says how the loss of a step is computed.
+Each process runs the whole command. The first one makes the data and opens the output folder. The others wait for it at a
+barrier (Lightning starts its own only then). The trainer's config says whether there are several, never a launcher's variables.
 """
 
 from __future__ import annotations

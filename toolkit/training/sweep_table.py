@@ -1,9 +1,7 @@
 """One table for all jobs of a sweep: a Hydra callback, switched on in conf/train.yaml.
 
-Every job's folder within the sweep's folder gets a job.json (what was varied, how the job ended, its scores). After each
-job, table.csv and table.md are written again from these files. So the table is there even if a later job fails, and
-whichever process ran the jobs. At the end of the sweep the table is also logged to W&B, in a run of its own, if the jobs
-had runs there.
+Every job's folder within the sweep's folder gets a job.json. After each job, table.csv and table.md are written again from
+these files, so the table is there even if a later job fails. At the end it is also logged to W&B, if the jobs had runs there.
 """
 
 from __future__ import annotations

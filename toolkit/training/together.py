@@ -1,8 +1,7 @@
 """Many heads on one stream of features: every batch is read once, and every head learns from it as if it were alone.
 
-Each head has its own weights, optimizer, learning rate, schedule, early stop and best state. All heads share the data.
-Reading the data is most of the work where the draft has to run or the states come from a disk. A head that has stopped
-costs nothing more.
+Each head has its own weights, optimizer, learning rate, schedule, early stop and best state. A head that has stopped costs
+nothing more.
 
     together.pt   the state after the last whole epoch, written whole: the same command goes on from there
 """

@@ -4,10 +4,9 @@ The loss of a step is a quotient of two sums, over all batches that are accumula
 
     loss = sum(total) / sum(weight)
 
-A mean of the batches' own quotients would weigh positions of short batches more. Lightning divides each batch's loss by the
-number of accumulated batches, and averages gradients over processes. So a batch's numerator is divided by a fixed number,
-and before the optimizer's step the gradients are rescaled by the whole weight. A training that accumulates two batches, or
-runs in two processes, thus equals one with twice the batch, up to rounding.
+Lightning divides each batch's loss by the number of accumulated batches, and averages gradients over processes. So a batch's
+numerator is divided by a fixed number, and before the optimizer's step the gradients are rescaled by the whole weight. A
+training that accumulates two batches, or runs in two processes, thus equals one with twice the batch, up to rounding.
 """
 
 from __future__ import annotations
