@@ -56,6 +56,8 @@ CostRatio = Annotated[Positive, "c, draft forward / target forward"]
 Resamples = Annotated[Count, "bootstrap samples"]
 Seconds = Positive
 Folders = list[str]
+Inputs = Annotated[str | Folders, File()]
+Named = Annotated[Mapping[str, str], File()]  # {NAME: FOLDER}
 Hidden = Annotated[bool, "keep the draft's states beside the recording: further heads then need no new one"]
 SMALL_RATIOS = [0.05, 0.1, 0.2, 0.3, 0.5]
 TABLE_COSTS = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]
@@ -82,9 +84,7 @@ class Command(ConfigSection):
 
 
 class OnPair(ConfigSection):
-    pair: Annotated[
-        Any, ConfigGroup("pair"), "target and draft model: pair.target=PATH pair.draft=PATH for any checkpoints"
-    ]
+    pair: Annotated[Any, ConfigGroup("pair"), "target and draft: pair.target=PATH pair.draft=PATH for any checkpoints"]
 
 
 class ReadsDraft(OnPair):
@@ -150,12 +150,10 @@ class Decode(Command, OnPrompts, Tracked):
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
     batch_size: Annotated[Count, "prompts decoded together; the tokens do not depend on it"] = 8
     cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
-    export: Annotated[
-        bool, "write the formats of Spec-Bench and SpecDec++, too; their times are written if batch_size is 1"
-    ] = False
-    category: Annotated[
-        str, "Spec-Bench's: mt_bench's, translation, summarization, qa, math_reasoning, rag; or overall"
-    ] = "overall"
+    export: Annotated[bool, "write Spec-Bench's and SpecDec++'s formats, too; with times if batch_size is 1"] = False
+    category: Annotated[str, "Spec-Bench's: translation, summarization, qa, math_reasoning, rag, ...; or overall"] = (
+        "overall"
+    )
     model_id: Annotated[str | None, "how exported answers call their model; null: the folder's name"] = None
 
 
@@ -168,36 +166,24 @@ class MethodOnly(ConfigSection):
 
 
 class TrainsHeads(OnPair):
-    data: Annotated[
-        Any, ConfigGroup("data", nullable=True), "what is learned from; the draft whose states are read"
-    ] = None
+    data: Annotated[Any, ConfigGroup("data", nullable=True), "what is learned from, and the draft that is read"] = None
     head: Annotated[Any, ConfigGroup("model", nullable=True), "the head's shape"]
     loss: Annotated[Any, ConfigGroup("model", nullable=True), "what is minimised"]
     optimizer: Annotated[Any, ConfigGroup("model", nullable=True), "how"]
     scheduler: Annotated[Any, ConfigGroup("model", nullable=True), "the learning rate over training; null: constant"]
-    model: Annotated[
-        Any, ConfigGroup("model", nullable=True), "all of these as a Lightning module; null: only stages are run"
-    ]
+    model: Annotated[Any, ConfigGroup("model", nullable=True), "these as a Lightning module; null: only stages are run"]
     seed: Annotated[Seed, "of the weights and of the order of the data"] = 0
 
 
 class Trains(ConfigSection):
     trainer: Annotated[Any, ConfigGroup("trainer"), "arguments of pytorch_lightning.Trainer"]
-    callbacks: Annotated[
-        Mapping[str, Any] | None, ConfigGroup("callbacks", built=False), "checkpoints and what else happens on the way"
-    ]
+    callbacks: Annotated[Mapping[str, Any] | None, ConfigGroup("callbacks", built=False), "checkpoints and the like"]
     logger: Annotated[Mapping[str, Any] | None, ConfigGroup("logger", built=False), "where curves go"]
     tags: Annotated[list[str], "of the Weights & Biases runs"] = []
-    ckpt_path: Annotated[
-        str | None, "resume from this checkpoint; null or last: from the run folder's own, if there is one"
-    ] = None
-    before: Annotated[
-        Mapping[str, StageSpec] | None,
-        ConfigGroup("before", built=False),
-        "stages that run first; what they wrote is kept",
-    ] = {}
+    ckpt_path: Annotated[str | None, "resume from this checkpoint; null or last: from the run folder's own"] = None
+    before: Annotated[Mapping[str, StageSpec] | None, ConfigGroup("before", built=False), "stages that run first"] = {}
     after: Annotated[
-        Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s folder'
+        Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s'
     ] = {}
 
 
@@ -206,25 +192,16 @@ class Train(Command, TrainsHeads, Trains):
     appended = ("experiment", "hparams_search", "debug")
     optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"] = "val/log_loss_calibrated"
     from_pretrained: Annotated[str | None, Head(), "start from the head in this folder"] = None
-    prompts: Annotated[
-        Any, ConfigGroup("prompts", nullable=True), "of an experiment that makes its data: prompts.path=FILE.jsonl"
-    ] = None
-    sampling: Annotated[
-        Any, ConfigGroup("sampling", nullable=True), "of such an experiment's responses, recordings and sweeps"
-    ] = None
-    toy: Annotated[
-        Mapping[str, Any] | None,
-        "of an experiment of a paper: what stands in for its data and sizes while the pair is the toy pair",
-    ] = None
+    prompts: Annotated[Any, ConfigGroup("prompts", nullable=True), "of an experiment that makes its data"] = None
+    sampling: Annotated[Any, ConfigGroup("sampling", nullable=True), "of such an experiment's responses"] = None
+    toy: Annotated[Mapping[str, Any] | None, "of a paper's experiment: its data and sizes for the toy pair"] = None
     dry_run: Annotated[bool, "compose and check every stage, print the plan, load and run nothing"] = False
 
 
 class Distill(Command, OnPair, Trains):
     module, example = "toolkit.distill", "responses=[FOLDER,...] loss=lk"
     appended = ("experiment",)
-    responses: Annotated[
-        str | Folders, File(), "folder of data_gen.responses, or a list of them: the target's own texts"
-    ]
+    responses: Annotated[Inputs, "folders of data_gen.responses: the target's own texts"]
     read: Annotated[Any, ConfigGroup("read"), "what reads them"] = {
         "_target_": "data_gen.texts.read_responses",
         "_partial_": True,
@@ -233,7 +210,7 @@ class Distill(Command, OnPair, Trains):
     loss: Annotated[Any, ConfigGroup("loss"), "what is minimised"]
     teacher: Annotated[Any, ConfigGroup("teacher"), "where the target's probabilities come from"]
     from_pretrained: Annotated[
-        str | None, HubData(kind="model"), "to begin with: a folder, a hub name, toy/draft; null: fresh weights"
+        str | None, HubData(kind="model"), "a folder or hub name to begin with; null: fresh weights"
     ] = "${pair.draft}"
     layers: (
         Annotated[
@@ -243,7 +220,7 @@ class Distill(Command, OnPair, Trains):
         | None
     ) = None
     kind: Annotated[
-        Any, ConfigGroup("kind", nullable=True), "of draft: null, a model of its own; eagle3, one that reads states"
+        Any, ConfigGroup("kind", nullable=True), "null: a model of its own; eagle3: one that reads states"
     ] = None
     vocabulary: (
         Annotated[
@@ -263,9 +240,9 @@ class Distill(Command, OnPair, Trains):
     optimizer: Annotated[Any, ConfigGroup("model"), "how"]
     scheduler: Annotated[Any, ConfigGroup("model"), "the learning rate over training; null: constant"] | None
     seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"] = 0
-    optimized_metric: Annotated[
-        str, "score that best.ckpt and a sweeper look at: val/alpha, or val/loss with mode=min"
-    ] = "val/alpha"
+    optimized_metric: Annotated[str, "score of best.ckpt and of a sweeper: val/alpha, or val/loss with mode=min"] = (
+        "val/alpha"
+    )
 
 
 class TrainHeads(Command, TrainsHeads):
@@ -274,9 +251,7 @@ class TrainHeads(Command, TrainsHeads):
     w_rejs: Annotated[list[Positive], "weights of a rejection"] = [1, 3, 6, 12]
     max_epochs: Annotated[Count, "passes over the training data, at most"] = 16
     patience: Annotated[Count, "validations of a head without a better score before it stops"] = 4
-    optimized_metric: Annotated[str, "validation score whose smallest value says which state is kept"] = (
-        "val/log_loss_calibrated"
-    )
+    optimized_metric: Annotated[str, "validation score, to be small"] = "val/log_loss_calibrated"
 
 
 class EndpointKeys(ConfigSection):
@@ -290,13 +265,8 @@ class EndpointKeys(ConfigSection):
     requests_per_minute: Annotated[Positive, "to each endpoint, at most; null: any number"] | None = None
     seconds: Annotated[Positive, "one try may take, the whole response included"] = 600
     attempts: Annotated[Count, "tries of one prompt in succession; a second such series follows later"] = 4
-    backoff: Annotated[
-        float, AtLeast(0), "seconds before the second try, then twice as long each time; Retry-After wins"
-    ] = 1
-    request: Annotated[
-        Mapping[str, Any],
-        "further keys of a request, part of the folder's hash; null leaves out a key of neutral value",
-    ] = {}
+    backoff: Annotated[Amount, "seconds before the second try, then doubled each time; Retry-After wins"] = 1
+    request: Annotated[Mapping[str, Any], "further keys of a request; null leaves out a key of neutral value"] = {}
 
 
 class Responses(Command, OnPrompts, Shared):
@@ -304,21 +274,15 @@ class Responses(Command, OnPrompts, Shared):
     shard_size: Annotated[Count, "prompts per file; an interruption loses at most one file's work"] = 256
     max_prompt_tokens: Annotated[Count, "longer prompts are skipped and counted; null: none are"] | None = None
     batch_size: Annotated[Count, "prompts decoded together; the responses do not depend on it"] = 32
-    endpoints: Annotated[
-        list[str], "base addresses with /completions, as http://localhost:8000/v1; []: decode here"
-    ] = []
+    endpoints: Annotated[list[str], "base addresses with /completions: http://localhost:8000/v1; []: decode here"] = []
     served: Annotated[EndpointKeys, "how endpoints are asked"] = EndpointKeys()
 
 
 class Mix(Command, OnPair, Shared):
     module, example = "data_gen.mix", "responses=outputs/responses-HASH"
-    responses: Annotated[
-        str | Folders, File(), "folder of data_gen.responses, or a list of them; their sampling is used"
-    ]
+    responses: Annotated[Inputs, "folders of data_gen.responses; their sampling is used"]
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
-    validation: Annotated[
-        str | Folders | None, File(), "responses to validate on; null: those to validation_fraction of the prompts"
-    ] = None
+    validation: Annotated[Inputs | None, "to validate on; null: those to validation_fraction of the prompts"] = None
     validation_fraction: Annotated[float, Between(0, 1, "()"), "of the prompts"] = 0.1
     seed: Annotated[Seed, "of drafted tokens, acceptance draws and the split"] = 0
     batch_size: Annotated[Count, "does not change the data, float ties aside"] = 16
@@ -332,22 +296,15 @@ class Traces(Command, OnPair, Shared):
         'folder of data_gen.responses, a list of them, or a .jsonl file of {"prompt_ids": [...], "token_ids": [...]} '
         '(with "text", the tokenizer is checked)',
     ]
-    sampling: Annotated[
-        Mapping[str, Any] | None, "of a .jsonl file: {temperature: 1.0, ...}; folders say it themselves"
-    ] = None
+    sampling: Annotated[Mapping[str, Any] | None, "of a .jsonl file: {temperature: 1.0, ...}"] = None
     limit: Annotated[Count, "only the first so many texts"] | None = None
     heads: Annotated[
         Mapping[str, str] | None,
         Head(),
         "{NAME: FOLDER}: acceptance heads whose estimates are stored; null: the pair's own, if it ships one, as `own`",
     ] = None
-    hidden: Annotated[
-        bool, "store the draft's states, D numbers per step: any further head can then be replayed on this recording"
-    ] = False
-    upper_bound: Annotated[
-        bool,
-        "run the target along the roll-outs, too: the upper bound needs the exact probability of every drafted token",
-    ] = False
+    hidden: Annotated[bool, "store the draft's states: any further head can then be replayed here"] = False
+    upper_bound: Annotated[bool, "run the target along the roll-outs, too: the upper bound needs it"] = False
     max_drafted: Annotated[
         Count | Literal["auto"],
         "the most tokens a replayed policy may draft in a round; auto: as many as pay on the first texts, at most 20",
@@ -397,9 +354,7 @@ class Toy(Command):
     max_length: Annotated[Count, "tokens; longer documents are left out"] = 512
     max_positions: Annotated[Count, "max_position_embeddings of both models"] = 1024
     tokens_per_batch: Annotated[Count, "padding included; documents of like length share a batch"] = 768
-    prompt_weight: Annotated[
-        float, AtLeast(0), "weight of a prompt token in the loss; a response token has weight 1"
-    ] = 0.1
+    prompt_weight: Annotated[Amount, "weight of a prompt token in the loss; of a response token: 1"] = 0.1
     weight_decay: Annotated[Amount, "of the layers' matrices"] = 0.02
     clip_norm: Annotated[Positive, "largest norm of a step's gradient, per model"] = 1.0
     checkpoint_every: Annotated[Count, "steps"] = 1000
@@ -416,20 +371,14 @@ class Toy(Command):
 class Sweep(Command, Labels, Tracked, Shared):
     module, example = "analysis.sweep", "prompts=toy_math prompts.split=dev"
     grid: Annotated[
-        Grid,
-        ConfigGroup("grid", built=False),
-        "methods, and lists of values for their keys: grid.tail.policy.threshold=[.1,.2]",
+        Grid, ConfigGroup("grid", built=False), "methods and lists of values: grid.tail.policy.threshold=[.1,.2]"
     ]
     source: Annotated[
         Literal["traces", "live"],
         "traces: decode plainly, record, and replay every chain method on the recording; live: decode every setting",
     ] = "traces"
-    replayed: Annotated[
-        Folders, File(), "of source=live: replayed sweeps of the same prompts that are compared with it"
-    ] = []
-    max_drafted: Annotated[
-        Count, "the most tokens of a round: of a recording, and of methods that name no other bound"
-    ] = 20
+    replayed: Annotated[Folders, File(), "of source=live: replayed sweeps of the same prompts to compare it with"] = []
+    max_drafted: Annotated[Count, "the most tokens of a round, where a method names no other bound"] = 20
     hidden: Hidden = True
     batch_size: Annotated[Count, "prompts decoded together; does not change the results"] = 32
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"] = 0.2
@@ -443,9 +392,7 @@ class UnderLoad(OnPrompts, Tracked):
         "model the costs instead: h100, h200, a100 or l40s, from its peak figures; cpu: this machine is asked",
     ] = None
     devices: Annotated[Count, "of hardware=...: how many the target is spread over"] = 1
-    rounds: Annotated[
-        int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"
-    ] = 10
+    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 10
     max_drafted: Annotated[
         Count | Literal["auto"],
         "most tokens of a round; auto: as many as the first texts say pay, at most 20, and deeper settings are left out",
@@ -458,15 +405,9 @@ class Advise(Command, UnderLoad, Intervals):
     module, example = "analysis.advise", "pair.draft=[toy/draft] batch_sizes=[1,4,16]"
     resamples: Resamples = 2000
     batch_sizes: Annotated[list[Count], "requests decoded side by side"] = [1, 4, 16]
-    heads: Annotated[
-        list[str | None] | None, Head(), "an acceptance head, or null, for each draft; null: the pair's own"
-    ] = None
-    train_heads: Annotated[
-        bool, "train and calibrate heads for every draft, on two further parts of the prompts (at least 32 prompts)"
-    ] = False
-    costs: Annotated[
-        str | Folders | None, File(), "a cost table (JSON or CSV), or one for each draft; null: measured here"
-    ] = None
+    heads: Annotated[list[str | None] | None, Head(), "an acceptance head, or null, for each draft"] = None
+    train_heads: Annotated[bool, "train and calibrate heads for every draft, on further parts of >= 32 prompts"] = False
+    costs: Annotated[Inputs | None, "a cost table, or one for each draft; null: measured here"] = None
     drops: Annotated[
         Literal["always", "half"],
         "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
@@ -485,10 +426,8 @@ class Serving(Command, UnderLoad):
     users: Annotated[list[Count], "loads: so many users, each waiting for its answer"] = [1, 4, 16, 32]
     rates: Annotated[list[Positive], "loads: so many requests per second, at random times"] = []
     requests: Annotated[Count, "of a simulation, at most; prompts are taken in turn, 16 per user and at least 64"] = 256
-    shapes: Annotated[
-        list[str], "of hardware=...: target and draft, of llama-70b, llama-8b, llama-1b; []: the pair's own"
-    ] = []
-    costs: Annotated[str | Folders | None, File(), "a cost table (JSON or CSV); null: measured here"] = None
+    shapes: Annotated[list[str], "of hardware=...: two of llama-70b, llama-8b, llama-1b; []: the pair's own"] = []
+    costs: Annotated[Inputs | None, "a cost table (JSON or CSV); null: measured here"] = None
     drops: Annotated[Literal["always", "half"], "as in analysis.advise"] = "always"
 
 
@@ -496,51 +435,29 @@ class Compare(Command, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
     group_size: Annotated[Count, "prompts decoded together; settings take turns on every group"] = 1
-    dev_share: Annotated[
-        float,
-        Between(0, 1, "[)"),
-        "of the groups: settings are chosen on these, results are of the others; 0: results are of all",
-    ] = 0.0
+    dev_share: Annotated[float, Between(0, 1, "[)"), "of the groups, to choose settings on; 0: results are of all"] = (
+        0.0
+    )
     warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"] = 1
-    idle_seconds: Annotated[
-        float,
-        AtLeast(0),
-        "over which idle power is measured beforehand, to be shown beside the others; 0: it is not measured",
-    ] = 5
+    idle_seconds: Annotated[float, AtLeast(0), "over which idle power is measured beforehand; 0: it is not"] = 5
     metrics: Annotated[
         list[Annotated[str, Choice("quality", "quality metric")] | Mapping[str, Mapping[str, Any] | None]],
         "of conf/quality/; {name: {option: value}} changes an option",
     ] = ["exact_match", "perplexity"]
-    baseline: Annotated[
-        str, "the setting that speeds are divided by: its method and setting as the table says them"
-    ] = "autoregressive"
+    baseline: Annotated[str, "method and setting that speeds are divided by, as the table says them"] = "autoregressive"
     cost_ratio: Annotated[CostRatio, "for tokens per target time"] = 0.2
 
 
 class Frontier(Command, Intervals, Tracked):
     module, example = "analysis.frontier", "dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2"
-    dev: Annotated[
-        str | Folders, File(), "output folders of analysis.sweep that settings are chosen on, any number of data sets"
-    ]
-    test: (
-        Annotated[
-            str | Folders, File(), "the same data sets, other prompts: what is reported; null: half of dev's prompts"
-        ]
-        | None
-    ) = None
+    dev: Annotated[Inputs, "folders of analysis.sweep that settings are chosen on, any number"]
+    test: Annotated[Inputs, "the same data sets, other prompts; null: half of dev's prompts"] | None = None
     apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"] = []
     cost_ratio: CostRatio = 0.2
-    node_cost: Annotated[
-        float, AtLeast(0), "a drafted node beyond one per draft forward (trees, forests), in target forwards"
-    ] = 0.0
-    draft_seconds: (
-        Annotated[Seconds, "of one draft forward, both or none: then c is their ratio, and times are reported too"]
-        | None
-    ) = None
+    node_cost: Annotated[Amount, "a node beyond one per draft forward (trees), in target forwards"] = 0.0
+    draft_seconds: Annotated[Seconds, "of a draft forward, both or none: then c is their ratio"] | None = None
     target_seconds: Annotated[Seconds, "of one target forward"] | None = None
-    cost_range: Annotated[list[Positive], "of the figure over cost ratios; settings are chosen anew at every ratio"] = (
-        COST_RANGE
-    )
+    cost_range: Annotated[list[Positive], "of the figure; settings are chosen again at every ratio"] = COST_RANGE
     table_costs: Annotated[list[Positive], "of the tables per cost ratio (standing.md), likewise"] = TABLE_COSTS
     baseline: Annotated[str, "method that the others are compared with"] = "speculative"
 
@@ -582,25 +499,15 @@ class Acceptance(Command, Labels, Intervals, Tracked):
         "p, of rules for given distributions: all V^K tuples of candidates are enumerated, and no model is used",
     ] = None
     draft_probs: Annotated[list[list[AProbability]] | None, "with it: one q after another, over the same tokens"] = None
-    responses: Annotated[
-        str | None, File(), "a folder that `read` can read (of data_gen.responses): its texts, not fresh ones"
-    ] = None
+    responses: Annotated[str | None, File(), "a folder that `read` can read: its texts, not fresh ones"] = None
     read: Annotated[Any, ConfigGroup("read"), "what reads it"] = READ_ROWS
     positions: Annotated[Count, "per text, drawn at random; null: all"] | None = 8
     draws: Annotated[Count, "of the candidates at each position"] = 8
-    optimum: Annotated[
-        bool, "the best any rule could do, too; of many candidates without replacement it costs the most"
-    ] = True
+    optimum: Annotated[bool, "the best any rule could do, too; the most expensive part"] = True
     alphabet: Annotated[bool, "count, too, how many tokens have a probability at each position"] = False
-    join: Annotated[
-        Folders, File(), "finished folders of this command, other prompt sets: their lines are shown beside this run's"
-    ] = []
-    sweeps: Annotated[
-        Folders, File(), "folders of analysis.sweep with grid=trees: block efficiency per tree shape"
-    ] = []
-    cost_ratio: Annotated[
-        float, AtLeast(0), "a draft forward in units of a target forward, for the advice; there is one per level"
-    ] = 0.2
+    join: Annotated[Folders, File(), "finished folders of this command whose lines are shown, too"] = []
+    sweeps: Annotated[Folders, File(), "folders of analysis.sweep grid=trees: block efficiency per tree shape"] = []
+    cost_ratio: Annotated[Amount, "a draft forward in units of a target forward; there is one per level"] = 0.2
     node_cost: Annotated[Amount, "verifying one more node, in the same units"] = 0.01
     target_seconds: Annotated[Seconds, "of a target forward: all three seconds instead of the two units"] | None = None
     draft_seconds: Annotated[Amount, "of a draft forward"] | None = None
@@ -618,59 +525,35 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads; with `fit`: "
         "{NAME: FOLDER}, of yet other prompts, what is reported",
     ] = None
-    heads: Annotated[
-        Folders | None, Head(), "folders of heads, or output folders of toolkit.train; with `fit`: one"
-    ] = None
-    dev: Annotated[
-        str | None,
-        File(),
-        "another folder of data_gen.traces to choose thresholds on; null: some of the texts of `traces`",
-    ] = None
+    heads: Annotated[Folders | None, Head(), "heads, or output folders of toolkit.train; with `fit`: one"] = None
+    dev: Annotated[str | None, File(), "other traces to choose thresholds on; null: some texts of `traces`"] = None
     dev_share: Annotated[float, Between(0, 1, "()"), "of those texts; every number is of the others"] = 0.33
     thresholds: Annotated[list[AProbability], "h, of the survival rule"] = [n / 20 for n in range(1, 20)]
     min_drafted: Annotated[Count, "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"] = 2
-    corrected: Annotated[
-        bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
-    ] = False
+    corrected: Annotated[bool, "undo the class weights' shift before the threshold; published: false"] = False
     cost_ratio: CostRatio = 0.2
     fit: Annotated[
-        Mapping[str, str] | None,
-        File(),
-        "calibrate the head: {NAME: FOLDER} of data_gen.traces, of prompts that it was not trained on",
+        Mapping[str, str] | None, File(), "calibrate the head: {NAME: FOLDER} of data_gen.traces, of other prompts"
     ] = None
     kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the calibration's maps"] = "isotonic"
     max_depth: Annotated[Count, "longest product that is calibrated; recorded with max_drafted above it"] = 8
     drafts: Annotated[
-        Mapping[str, str] | None,
-        Model(),
-        "compare these instead: {NAME: FOLDER}, drafts of the pair's target; others are compared with the first",
+        Mapping[str, str] | None, Model(), "compare these instead: {NAME: FOLDER}, drafts of the target"
     ] = None
-    responses: Annotated[
-        Mapping[str, str] | None,
-        File(),
-        "along these: {DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on",
-    ] = None
+    responses: Annotated[Mapping[str, str] | None, File(), "along these: {DOMAIN: FOLDER} of data_gen.responses"] = None
     vocabularies: Annotated[
         list[Count | None],
         "V': every draft is reduced to so many output tokens, the most frequent of `frequencies`; null: all that it has",
     ] = [None]
-    frequencies: Annotated[
-        list[str], File(), "folders of data_gen.responses, of prompts that drafts were trained on"
-    ] = []
-    measured: Annotated[
-        bool, "time the forward passes of target and drafts here, instead of cost_ratio; the best draft goes to best/"
-    ] = False
+    frequencies: Annotated[list[str], File(), "data_gen.responses to prompts that drafts were trained on"] = []
+    measured: Annotated[bool, "time forward passes here, instead of cost_ratio; the best draft goes to best/"] = False
     copies: Annotated[
         str | Folders | None,
         File(),
         "fit the acceptance of copied tokens instead, to these: folders of data_gen.responses, of prompts to train on; "
         "dev_share of their texts is held out",
     ] = None
-    earlier: Annotated[
-        str | None,
-        File(),
-        "with `copies`: other responses that are copied from, too, as the suffix proposer's `responses`",
-    ] = None
+    earlier: Annotated[str | None, File(), "with `copies`: other responses that are copied from, too"] = None
     limit: Annotated[Count, "only the first so many texts of each"] | None = None
     depth: Annotated[Count, "K of the rounds whose mean accepted length is reported of a draft"] = 8
     max_drafted: Annotated[Count, "largest fixed K that is replayed with a draft; the longest copy"] = 12
@@ -680,12 +563,10 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
 
 class Report(Command):
     module, example = "analysis.report", "inputs=[FOLDER,...]"
-    inputs: Annotated[str | Folders, File(), "output folders of any commands: frontier, train, sweep, ..."]
+    inputs: Annotated[Inputs, "output folders of any commands: frontier, train, sweep, ..."]
     title: Annotated[str, "of the page"] = "Report"
     max_cells: Annotated[Count, "larger tables, such as the rows of a sweep, are named and not shown"] = 40000
-    publish: Annotated[bool, "make a W&B report of it, too, after its runs were uploaded (python -m toolkit.sync)"] = (
-        False
-    )
+    publish: Annotated[bool, "make a W&B report of it, too, once toolkit.sync has uploaded its runs"] = False
     entity: Annotated[str | None, "who the runs belong to; null: the API key's"] = None
     project: Annotated[str | None, "where the runs are; null: WANDB_PROJECT, or acceptance-toolkit"] = None
     draft: Annotated[bool, "visible to its author only until published there"] = True
@@ -694,12 +575,8 @@ class Report(Command):
 
 class Paper(Command, Tracked):
     module, example = "analysis.paper", "table=specdecpp_table1 'runs={alpaca: FOLDER}'"
-    table: Annotated[
-        Mapping[str, Any], ConfigGroup("table", built=False), "rows, columns, where the numbers are, what was published"
-    ]
-    runs: Annotated[
-        Mapping[str, str] | None, File(), "{NAME: FOLDER}: the output folders that the table's cells name"
-    ] = None
+    table: Annotated[Mapping[str, Any], ConfigGroup("table", built=False), "rows, columns, numbers, what was published"]
+    runs: Annotated[Named | None, "{NAME: FOLDER}: what the table's cells name"] = None
     models: Annotated[str, "the pair that ran, as the page calls it"] = "the toy pair"
 
 

@@ -178,7 +178,7 @@ class Keys:
 def notes(annotation: Any) -> list[Any]:
     """The notes of an annotation and of the options of a union; of nested ones, the outer one's come last."""
     if typing.get_origin(annotation) is Annotated:
-        return list(annotation.__metadata__)
+        return [*notes(typing.get_args(annotation)[0]), *annotation.__metadata__]
     union = typing.get_origin(annotation) in UNIONS
     return [note for option in typing.get_args(annotation) for note in notes(option)] if union else []
 

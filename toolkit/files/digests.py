@@ -146,6 +146,8 @@ def _remember(path: Path, stamp: list[int], sha256: str) -> None:
 
 
 def _read(path: Path, bar: Any) -> str:
+    if path.stat().st_size < LARGE:
+        return journal.digest(path)
     sha = hashlib.sha256()
     with open(path, "rb") as handle:
         while block := handle.read(BLOCK):

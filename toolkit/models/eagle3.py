@@ -208,19 +208,17 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     if target is not None:
         _check_target(folder, layer, layers, state, base)
     width = state["fc.weight"].shape[1] if target is None else len(layers) * base.hidden_size
-    kept = _kept(folder, state, layer.vocab_size)
+    tokens = _tokens_of_rows(folder, state, layer.vocab_size)
     if state.get("embed_tokens.weight") is None:
         state["embed_tokens.weight"] = target.get_input_embeddings().weight.detach().cpu()
     stored = state["lm_head.weight"].dtype
     flags = [flag for flag in FLAGS if config.get(flag)]
-    model: Any = Eagle3(layer, layers, width, kept, flags)
+    model: Any = Eagle3(layer, layers, width, tokens, flags)
     model.to(stored if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-    state = {
-        name: tensor
-        for name, tensor in state.items()
-        if name not in ("d2t", "t2d") and not name.startswith("verifier_")
-    }
-    state |= {"lm_head.rows.weight": state.pop("lm_head.weight"), "lm_head.kept": kept}
+    unread = [name for name in state if name in ("d2t", "t2d") or name.startswith("verifier_")]
+    for name in unread:
+        del state[name]
+    state |= {"lm_head.rows.weight": state.pop("lm_head.weight"), "lm_head.kept": tokens}
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() ^ state.keys()):
         raise InputError(
@@ -242,12 +240,11 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
     state = {
         name: tensor.contiguous() for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")
     }
-    kept = model.lm_head.kept
-    is_kept = torch.zeros(model.output_size, dtype=torch.bool)
-    is_kept[kept.cpu()] = True
+    tokens = model.lm_head.kept.cpu()
     state["lm_head.weight"] = model.lm_head.weight.contiguous()
-    if len(kept) < model.output_size:
-        state |= {"d2t": (kept - torch.arange(len(kept), device=kept.device)).cpu(), "t2d": is_kept}
+    if len(tokens) < model.output_size:
+        has_row = torch.zeros(model.output_size, dtype=torch.bool).index_fill(0, tokens, True)
+        state |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": has_row}
     save_file(state, folder / WEIGHTS, {"format": "pt"})
     verifier = {"name_or_path": target, "architectures": list(architectures)}
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
@@ -255,7 +252,7 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": KIND,
         "transformer_layer_config": model.config.to_diff_dict(),
-        "draft_vocab_size": len(kept),
+        "draft_vocab_size": len(tokens),
         LAYER_IDS: list(model.target_layers),
         "target_hidden_size": model.target_width // len(model.target_layers),
         **{flag: flag in model.flags for flag in FLAGS},
@@ -309,20 +306,19 @@ def _check_target(folder: Path, layer: Any, layers: Sequence[int], state: dict[s
         )
 
 
-def _kept(folder: Path, state: dict[str, Tensor], size: int) -> Tensor:
+def _tokens_of_rows(folder: Path, state: dict[str, Tensor], size: int) -> Tensor:
     """The tokens of the output rows. Raises InputError unless they are different tokens of the vocabulary."""
     rows = state["lm_head.weight"].shape[0]
     if "d2t" not in state:
         if rows != size:
             raise InputError(f"{folder}: {rows} output rows for {size} tokens need d2t, the weights have none")
         return torch.arange(size)
-    kept = state["d2t"].long() + torch.arange(len(state["d2t"]))
-    fits = len(kept) == rows and kept.min() >= 0 and kept.max() < size and len(kept.unique()) == len(kept)
-    if fits and "t2d" in state and not torch.equal(state["t2d"].nonzero().squeeze(1), kept.sort().values):
-        raise InputError(f"{folder}: d2t and t2d name different tokens")
-    if not fits:
+    tokens = state["d2t"].long() + torch.arange(len(state["d2t"]))
+    low, high = int(tokens.min()), int(tokens.max())
+    if len(tokens) != rows or low < 0 or high >= size or len(tokens.unique()) < rows:
         raise InputError(
-            f"{folder}: d2t: expected {rows} different tokens below {size}, got {len(kept)} from {int(kept.min())} to "
-            f"{int(kept.max())}"
+            f"{folder}: d2t: expected {rows} different tokens below {size}, got {len(tokens)} from {low} to {high}"
         )
-    return kept
+    if "t2d" in state and not torch.equal(state["t2d"].nonzero().squeeze(1), tokens.sort().values):
+        raise InputError(f"{folder}: d2t and t2d name different tokens")
+    return tokens

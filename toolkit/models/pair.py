@@ -141,12 +141,9 @@ class ModelPair:
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
-        tokenizer = _load_tokenizer(target, revision, trust_remote_code)
-        unshared: set[int] = set()
-        for source in sources:
-            if not eagle3.is_eagle3(source):  # these folders have no tokenizer
-                other = _load_tokenizer(source, draft_revision, trust_remote_code)
-                unshared |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
+        tokenizer = load_tokenizer(target, revision, trust_remote_code)
+        with_tokenizer = [source for source in sources if not eagle3.is_eagle3(source)]
+        unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
         model = _load_model(target, big, None if device_map or quantization else device)
         small = [
             eagle3.load(Path(source), options["dtype"], model, device)
@@ -164,7 +161,7 @@ class ModelPair:
             options=EngineOptions(cuda_graphs, self_check),
             chat_template_options=dict(chat_template_options or {}),
             end_ids=None if end_ids is None else tuple(end_ids),
-            unshared=tuple(sorted(unshared)),
+            unshared=unshared,
         )
 
     @cached_property
@@ -175,8 +172,7 @@ class ModelPair:
     @cached_property
     def device(self) -> torch.device:
         """Where distributions are compared: the target's device when first asked (models of a pair stay where they are)."""
-        device: torch.device = self.target.device
-        return device
+        return self.target.device  # type: ignore[no-any-return]
 
     @property
     def devices(self) -> list[str]:
@@ -221,14 +217,20 @@ class ModelPair:
         tokenizer: Any = self.tokenizer
         if tokenizer is None:
             raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
-        _check_unicode(prompt)
         try:
+            for text in [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt]:  # type: ignore[index]
+                text.encode("utf-8")  # type: ignore[union-attr]
             if isinstance(prompt, str):
                 ids = [int(token) for token in tokenizer(prompt).input_ids]
             else:
                 ids = encode_chat(tokenizer, prompt, self.chat_template_options)  # type: ignore[arg-type]
         except InputError:
             raise
+        except UnicodeEncodeError as error:  # half a character, of which there is no UTF-8
+            raise InputError(
+                f"the prompt holds a lone surrogate ({error.object[error.start]!a} at character {error.start + 1}), which is "
+                "no Unicode text"
+            ) from None
         except Exception as error:  # tokenizers and chat templates have errors of their own
             raise InputError(
                 f"the prompt could not be encoded ({type(error).__name__}: {first_line(error)})"
@@ -300,18 +302,6 @@ def _token_ids(prompt: Any) -> list[int]:
     raise InputError(f"expected a prompt as text, a list of token ids or a list of messages, got {got}")
 
 
-def _check_unicode(prompt: Any) -> None:
-    """Raises InputError for a lone surrogate: half a character, of which there is no UTF-8."""
-    for text in [prompt] if isinstance(prompt, str) else [str(turn.get("content", "")) for turn in prompt]:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"the prompt holds a lone surrogate ({text[error.start]!a} at character {error.start + 1}), which is no "
-                "Unicode text"
-            ) from None
-
-
 @checked
 def load_draft(
     source: str | Path | None,
@@ -338,7 +328,25 @@ def load_draft(
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder, a hub name, or toy/target."""
-    return _load_tokenizer(resolve(source), revision, trust_remote_code)
+    from transformers import AutoTokenizer
+
+    path = resolve(source)
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever their files make them raise
+        raise InputError(f"could not load a tokenizer from {path}: {first_line(error)}") from error
+
+
+def unshared_by(
+    tokenizer: Any, drafts: Sequence[str | Path], revision: str | None, trust_remote_code: bool
+) -> tuple[int, ...]:
+    """The tokens of a target's tokenizer that its drafts must not propose (`unshared_tokens`), by the drafts' tokenizers."""
+    tokens = set[int]()
+    for source in drafts:
+        tokens |= set(
+            unshared_tokens(tokenizer, load_tokenizer(source, revision, trust_remote_code), f"draft {source}")
+        )
+    return tuple(sorted(tokens))
 
 
 def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> None:
@@ -428,15 +436,6 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
 
     bits = BitsAndBytesConfig(load_in_8bit=quantization == "8bit", load_in_4bit=quantization == "4bit")
     return {"device_map": "auto", **options, "quantization_config": bits}
-
-
-def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever their files make them raise
-        raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
 
 
 def _load_model(source: str | Path, options: dict[str, Any], device: str | None, layers: Sequence[int] = ()) -> Any:

@@ -142,8 +142,8 @@ def load(folder: Path, dtype: torch.dtype | str) -> Any:
     config = AutoConfig.for_model(**json.loads((folder / CONFIG).read_text("utf-8")))
     stored = state["lm_head.rows.weight"].dtype
     model: Any = AutoModelForCausalLM.from_config(config, dtype=stored if dtype == "auto" else dtype)
-    kept, width = state["lm_head.rows.weight"].shape
-    rows = nn.Linear(width, kept, bias="lm_head.rows.bias" in state, dtype=model.dtype)
+    num_rows, width = state["lm_head.rows.weight"].shape
+    rows = nn.Linear(width, num_rows, bias="lm_head.rows.bias" in state, dtype=model.dtype)
     _install(model, ReducedOutput(rows, state["lm_head.kept"], config.vocab_size))
     model.load_state_dict(state)
     model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -327,7 +327,12 @@ def provenance() -> dict[str, Any]:
 @cache
 def revision() -> str:
     """The code's git revision, with + if the tree has changes; "unknown" outside a checkout. Read once per process."""
-    options: dict[str, Any] = {"cwd": Path(__file__).resolve().parent, "capture_output": True, "text": True, "check": True}
+    options: dict[str, Any] = {
+        "cwd": Path(__file__).resolve().parent,
+        "capture_output": True,
+        "text": True,
+        "check": True,
+    }
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **options)
         status = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command

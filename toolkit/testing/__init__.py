@@ -106,13 +106,13 @@ def tiny_eagle3(
 ) -> Eagle3:
     """A random EAGLE-3 draft for a tiny target, on its device; forty tokens have an output row, in any order."""
     generator, base = torch.Generator().manual_seed(seed), target.config
-    kept = torch.randperm(base.vocab_size, generator=generator)[:40] if kept is None else kept
+    tokens = torch.randperm(base.vocab_size, generator=generator)[:40] if kept is None else kept
     config = hf.AutoConfig.for_model(
         family, vocab_size=base.vocab_size, hidden_size=16, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
         head_dim=4, num_hidden_layers=1, max_position_embeddings=512,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
-    draft: Any = Eagle3(config, layers, len(layers) * base.hidden_size, kept, flags).to(target.dtype)
+    draft: Any = Eagle3(config, layers, len(layers) * base.hidden_size, tokens, flags).to(target.dtype)
     for parameter in draft.parameters():
         parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     frozen: Eagle3 = draft.to(target.device).requires_grad_(False).eval()
