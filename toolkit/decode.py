@@ -114,7 +114,12 @@ def _export(stage: Stage, category: str, model_id: str) -> None:
     lines = [json.loads(line) for line in lines_of((stage.folder / "generations.jsonl").read_text(encoding="utf-8"))]
     good = [line for line in lines if line["error"] is None]
     timed = stage.manifest["batch_size"] == 1
-    samples = [_sample(line, timed) for line in good]
+    samples = []
+    for line in good:
+        rounds, names = line["rounds"], ("draft_seconds", "target_seconds")
+        seconds = {name: sum(r[name] for r in rounds) if timed else None for name in names}  # a batch shares them
+        counts = {**line["counts"], "num_accepted": sum(r["num_accepted"] for r in rounds)}
+        samples.append({"id": line["id"], **counts, **seconds, "finish_reason": line["finish_reason"]})
     theirs = [
         {
             "id": sample["id"],
@@ -155,20 +160,6 @@ def _export(stage: Stage, category: str, model_id: str) -> None:
         for number, line in enumerate(good)
     ]
     write_text(stage.folder / "spec_bench.jsonl", "".join(json.dumps(answer) + "\n" for answer in answers))
-
-
-def _sample(line: dict[str, Any], timed: bool) -> dict[str, Any]:
-    """One prompt: counts of forward passes and tokens, seconds (None where a batch shared them)."""
-    rounds = line["rounds"]
-    seconds = {name: sum(r[name] for r in rounds) if timed else None for name in ("draft_seconds", "target_seconds")}
-    accepted = sum(r["num_accepted"] for r in rounds)
-    return {
-        "id": line["id"],
-        **line["counts"],
-        "num_accepted": accepted,
-        **seconds,
-        "finish_reason": line["finish_reason"],
-    }
 
 
 def _aggregate(samples: list[dict[str, Any]], failed: int) -> dict[str, Any]:

@@ -112,7 +112,12 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     target = load_target(cfg, responses)
     kind: Unrolled | None = None if cfg.kind is None else instantiate(cfg.kind)
-    draft = None if cfg.layers is not None or kind is not None else given_draft(cfg, tokenizer)
+    draft = None
+    if cfg.layers is None and kind is None:
+        pair, shape = cfg.pair, plain(cfg.shape) or {}
+        if pair.draft is None and cfg.from_pretrained is None:
+            raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
+        draft = begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
     models = [model for model in (draft, None if target is None else target.target) if model is not None]
     data: TextData = instantiate(cfg.data)(readable(models, responses))
     if kind is not None:
@@ -162,14 +167,6 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             else:
                 write_json(stage.folder / SCORES, scores)
                 stage.finish(num_steps=trainer.global_step, metrics=scores)
-
-
-def given_draft(cfg: commands.Distill, tokenizer: Any) -> Any:
-    """The draft that is trained on, or fresh weights of its shape."""
-    pair, shape = cfg.pair, plain(cfg.shape) or {}
-    if pair.draft is None and cfg.from_pretrained is None:
-        raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
-    return begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
 
 
 def readable(models: Sequence[Any], responses: Any) -> list[Text]:

@@ -123,7 +123,11 @@ class Contents:
                 inner = path_on_disk / "head"
                 return f"sha256:{digests.folder_digest(inner if inner.is_dir() else path_on_disk)}"
             if (path_on_disk / MANIFEST).is_file():
-                return stage_content(path_on_disk)
+                manifest = parse_json_file(path_on_disk / MANIFEST)
+                if isinstance(manifest, dict) and "stage" in manifest and isinstance(manifest.get("inputs"), dict):
+                    made_of = [manifest.get("config"), sorted(map(str, manifest["inputs"].values()))]
+                    return f"{manifest['stage']}:{content_hash(made_of, 16)}"
+                return f"sha256:{digests.folder_digest(path_on_disk)}"
             if path_on_disk.is_dir():
                 return f"sha256:{digests.tree_digest(path_on_disk)}"
             files = [Path(name) for name in sorted(glob(value, recursive=True)) if Path(name).is_file()]
@@ -157,15 +161,6 @@ def contents_of(plain: Mapping[str, Any], command: str = "", ask: bool = False) 
 
 def is_content(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(CONTENT)
-
-
-def stage_content(folder: Path) -> str:
-    """What determines the content of a stage's output folder."""
-    manifest = parse_json_file(folder / MANIFEST)
-    if not isinstance(manifest, dict) or "stage" not in manifest or not isinstance(manifest.get("inputs"), dict):
-        return f"sha256:{digests.folder_digest(folder)}"
-    inputs = sorted(map(str, manifest["inputs"].values()))
-    return f"{manifest['stage']}:{content_hash([manifest.get('config'), inputs], 16)}"
 
 
 def _entries(annotation: Any) -> Any:

@@ -41,7 +41,12 @@ class CostGrid:
         """Seconds of a forward pass of `batch` rows that reads `width` tokens in each, after `context` others."""
         values = self.seconds
         for points, at in ((self.batch, batch), (self.width, width), (self.context, context)):
-            values = _along_first(points, values, at)
+            if len(points) == 1:
+                values = values[0]
+                continue
+            right = min(max(int(np.searchsorted(points, at)), 1), len(points) - 1)
+            low, high = points[right - 1], points[right]
+            values = values[right - 1] + max((at - low) / (high - low), 0.0) * (values[right] - values[right - 1])
         return max(float(values), 0.0)
 
 
@@ -141,19 +146,6 @@ def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> C
             raise InputError(f"{where}: expected seconds above 0 at {cell}, got {value}")
         seconds[at] = value
     return CostGrid(axes[0], axes[1], axes[2], seconds)
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _along_first(points: tuple[float, ...], values: Array, at: float) -> Array:
-    """The values [n, ...] interpolated at a point of their first axis: [...]."""
-    if len(points) == 1:
-        return np.asarray(values[0])
-    right = min(max(int(np.searchsorted(points, at)), 1), len(points) - 1)
-    low, high = points[right - 1], points[right]
-    share = max((at - low) / (high - low), 0.0)
-    return np.asarray(values[right - 1] + share * (values[right] - values[right - 1]))
 
 
 def _from_csv(path: Path, text: str) -> LoadCost:

@@ -157,7 +157,14 @@ class CachedTeacher:
         self.target, self.temperature = target, temperature
         self.folder, self.top_k, self.on_missing = Path(folder), top_k, on_missing
         self.weights = Weights.of(target) if target is not None else about
-        record = self._checked_record()
+        record = read_json(self.folder / ABOUT) if (self.folder / ABOUT).exists() else {}
+        if self.weights is not None and (reason := Weights.changed(record, self.weights, "target")) is not None:
+            raise InputError(
+                f"teacher.folder: {self.folder} is of another target ({reason}); choose another folder, or delete it"
+            )
+        for name, here in self._settings().items():
+            if record and record.get(name) != here:
+                raise InputError(f"teacher.folder: {self.folder} was made with {name}={record.get(name)}, not {here}")
         self.vocab_size = int(record.get("vocab_size", 0)) if target is None else vocab_size(target)
         self.entries: dict[str, tuple[dict[str, Tensor], int, int]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
@@ -250,20 +257,6 @@ class CachedTeacher:
 
     def _settings(self) -> dict[str, float]:
         return {"top_k": self.top_k, "temperature": self.temperature}
-
-    def _checked_record(self) -> dict[str, Any]:
-        """The folder's about.json; empty where there is none yet."""
-        if not (self.folder / ABOUT).exists():
-            return {}
-        record = read_json(self.folder / ABOUT)
-        if self.weights is not None and (reason := Weights.changed(record, self.weights, "target")) is not None:
-            raise InputError(
-                f"teacher.folder: {self.folder} is of another target ({reason}); choose another folder, or delete it"
-            )
-        for name, here in self._settings().items():
-            if record.get(name) != here:
-                raise InputError(f"teacher.folder: {self.folder} was made with {name}={record.get(name)}, not {here}")
-        return record
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.files import journal
 from toolkit.files.atomic import content_hash, parse_json_file, write_json
 
 # Of a model folder, what its outputs depend on: weights, configuration, tokenizer, code.

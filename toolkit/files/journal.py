@@ -126,8 +126,14 @@ def digest(path: Path | str) -> str:
 def check(path: Path | str, mend: str = MEND) -> None:
     """Raises InputError, one line, if a file is listed and its bytes are not those that were written. Missing files pass."""
     path = Path(path)
-    if path.name != MANIFEST and path.is_file() and home_of(path) is not None:
-        check_digest(path, digest_once(path), mend)
+    if path.name == MANIFEST or not path.is_file() or home_of(path) is None:
+        return
+    stat = path.stat()
+    stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    verified = _VERIFIED.get(str(path))
+    if verified is None or verified[:-1] != stamp:  # read once by this process unless the file changes
+        _VERIFIED[str(path)] = verified = (*stamp, digest(path))
+    check_digest(path, str(verified[-1]), mend)
 
 
 def check_digest(path: Path, sha256: str, mend: str = MEND, default: str | None = None) -> None:
@@ -138,16 +144,6 @@ def check_digest(path: Path, sha256: str, mend: str = MEND, default: str | None 
     if path.name != MANIFEST and expected and sha256 not in expected:
         what = "is empty" if path.stat().st_size == 0 else "is damaged: it is not what was written (SHA-256)"
         raise InputError(f"{path} {what}; {mend}")
-
-
-def digest_once(path: Path) -> str:
-    """`digest`, read once by this process unless the file changes."""
-    stat = path.stat()
-    stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-    verified = _VERIFIED.get(str(path))
-    if verified is None or verified[:-1] != stamp:
-        _VERIFIED[str(path)] = verified = (*stamp, digest(path))
-    return str(verified[-1])
 
 
 def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path]:

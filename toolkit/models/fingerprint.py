@@ -35,6 +35,7 @@ SUBNORMAL = {"float16": 2.0**-25}  # absolute, of entries near zero
 SUMMATION = 1e-9  # of a sum of the same numbers in another order, relative to the norm
 MARGIN = 8.0  # standard errors of a sum, and more: the rounding of single entries is smaller than its bound
 Sketch = dict[str, Any]  # {"format": "float32", "tensors": {name: [shape, norm, sums]}, "adapters": rows, if any}
+_chunk_signs = cache(lambda device: _signs("signs", CHUNK).to(device))
 _REMEMBERED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -184,8 +185,8 @@ def _format(model: Any) -> str:
 @torch.no_grad()
 def _sketched(tensor: Tensor) -> list[Any]:
     sums, squares = torch.zeros(SUMS, dtype=torch.float64, device="cpu"), 0.0
-    patterns = _signs(tensor.device)
-    all_flips = _pattern("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
+    patterns = _chunk_signs(tensor.device)
+    all_flips = _signs("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
     for first, block in _blocks(tensor, torch.float64):
         flips = all_flips[first : first + len(block)]
         sums += ((block @ patterns) * flips).sum(0).cpu()
@@ -224,13 +225,7 @@ def _multipliers(device: torch.device) -> Tensor:
     return (torch.frombuffer(bytearray(bytes_), dtype=torch.int64) | 1).to(device)
 
 
-@cache
-def _signs(device: torch.device) -> Tensor:
-    """Signs [CHUNK, SUMS] in float64, made once per device."""
-    return _pattern("signs", CHUNK).to(device)
-
-
-def _pattern(name: str, count: int) -> Tensor:
+def _signs(name: str, count: int) -> Tensor:
     """The first rows of a fixed table of signs [count, SUMS], in float64."""
     bytes_ = hashlib.shake_256(name.encode()).digest(count * SUMS)
     bits = torch.frombuffer(bytearray(bytes_), dtype=torch.uint8) & 1

@@ -169,12 +169,6 @@ def save_checkpoint(folder: Path, hidden_size: int, seed: int, words: str | None
 # -- what a session should hold ---------------------------------------------------------------------------------------
 
 
-def plain_logits(model: Any, tokens: list[int]) -> Tensor:
-    """Logits [V] after the last token, by one uncached run of the model's own."""
-    logits: Tensor = model(torch.tensor([tokens], device=model.device), use_cache=False).logits
-    return logits[0, -1]
-
-
 Known = dict[tuple[int, ...], Tensor]  # plain logits by text
 
 
@@ -186,7 +180,8 @@ def difference(model: Any, logits: Tensor, texts: list[list[int]], cached: Known
     cached = {} if cached is None else cached
     for text in map(tuple, texts):
         if text not in cached:
-            cached[text] = plain_logits(model, list(text))
+            tokens = torch.tensor([text], device=model.device)
+            cached[text] = model(tokens, use_cache=False).logits[0, -1]
     reference = torch.stack([cached[tuple(text)] for text in texts])
     return float((logits - reference).abs().max() / reference.abs().max().clamp(min=1))
 

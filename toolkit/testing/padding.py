@@ -288,30 +288,27 @@ def _rows(heads: Tensor, inside: Tensor, size: int) -> Tensor:
 def _copy_live(padded: Any, model: Any) -> None:
     source, config, device = model.config, padded.config, padded.device
     positions = _Positions.of(source, config, device)
+    query_scale = math.sqrt(config.head_dim / source.head_dim)
     tokens = torch.arange(source.vocab_size, device=device)
     _put(padded.model.embed_tokens.weight, model.model.embed_tokens.weight, tokens, positions.hidden)
     if not config.tie_word_embeddings:
         _put(padded.lm_head.weight, model.lm_head.weight, tokens, positions.hidden)
     for layer, original in zip(padded.model.layers, model.model.layers, strict=False):
-        _copy_layer(layer, original, positions, math.sqrt(config.head_dim / source.head_dim))
+        new, old, mlp, old_mlp = layer.self_attn, original.self_attn, layer.mlp, original.mlp
+        _put_linear(new.q_proj, old.q_proj, positions.queries, positions.hidden, scale=query_scale)
+        new.k_proj.weight[positions.idle_keys] = 0.0  # whatever the queries hold there, it adds nothing to the scores
+        for name in ("k_proj", "v_proj"):
+            _put_linear(getattr(new, name), getattr(old, name), positions.keys, positions.hidden, positions.key_sources)
+        _put_linear(new.o_proj, old.o_proj, positions.hidden, positions.queries)
+        for name in ("gate_proj", "up_proj"):
+            _put_linear(getattr(mlp, name), getattr(old_mlp, name), positions.neurons, positions.hidden)
+        _put_linear(mlp.down_proj, old_mlp.down_proj, positions.hidden, positions.neurons)
     shrink = math.sqrt(source.hidden_size / config.hidden_size)
     norm_indices = [*range(2 * source.num_hidden_layers), -1]
     norms = _norms(padded)
     for index, norm in zip(norm_indices, _norms(model), strict=True):
         scaled = (norm.weight.double() * shrink).to(device, padded.dtype)
         norms[index].weight[positions.hidden] = scaled
-
-
-def _copy_layer(layer: Any, original: Any, positions: _Positions, query_scale: float) -> None:
-    new, old = layer.self_attn, original.self_attn
-    _put_linear(new.q_proj, old.q_proj, positions.queries, positions.hidden, scale=query_scale)
-    new.k_proj.weight[positions.idle_keys] = 0.0  # whatever the queries hold there, it adds nothing to the scores
-    for name in ("k_proj", "v_proj"):
-        _put_linear(getattr(new, name), getattr(old, name), positions.keys, positions.hidden, positions.key_sources)
-    _put_linear(new.o_proj, old.o_proj, positions.hidden, positions.queries)
-    for name in ("gate_proj", "up_proj"):
-        _put_linear(getattr(layer.mlp, name), getattr(original.mlp, name), positions.neurons, positions.hidden)
-    _put_linear(layer.mlp.down_proj, original.mlp.down_proj, positions.hidden, positions.neurons)
 
 
 def _put_linear(

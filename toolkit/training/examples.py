@@ -70,8 +70,6 @@ class ExampleData(ResumableData):
 
     def __init__(self, path: str | Path, draft: Any, batch_size: int, shuffle: bool, seed: int):
         super().__init__()
-        if batch_size < 1:
-            raise InputError(f"data.batch_size: expected at least 1, got {batch_size}")
         self.path, self.draft = Path(path), draft
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         (summary,) = self.inputs(self.path)

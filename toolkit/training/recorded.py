@@ -33,6 +33,7 @@ from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast, Between, File
+from toolkit.config.values import check_ranges
 from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
@@ -277,11 +278,10 @@ class TracedData(ExampleData):
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
         self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"  # or "block", "survival"
-        if not 0 < validation_fraction < 1:
-            raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
+        self.validation_fraction = validation_fraction
+        check_ranges(self, "data.")
         recorded, layers = self.summary.get("draft_layers", []), layers_of(draft)
         check_layers(recorded, layers, f"the states in {path} hold", "this draft gives")
-        self.validation_fraction = validation_fraction
 
     def setup(self, stage: str | None = None) -> None:
         if self.states:
