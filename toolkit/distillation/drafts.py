@@ -40,13 +40,10 @@ def begin(
     device: str,
     dtype: str,
 ) -> Any:
-    """A draft that asks for gradients.
+    """A draft that asks for gradients: the weights of `from_pretrained`, or fresh ones of the source's configuration.
 
-    source           the pair's draft: its configuration is that of a training from scratch
-    shape            changes to that configuration: {hidden_size: 64, ...}
-    from_pretrained  weights to begin with; None: fresh ones
-    tokenizer        the target's
-
+    shape      changes to that configuration: {hidden_size: 64, ...}
+    tokenizer  the target's
     Raises InputError if the weights have another shape or another tokenizer, or if no model has such a shape.
     """
     weights = source if from_pretrained is None else from_pretrained
@@ -117,15 +114,14 @@ def export(
     """
 
     def write(temporary: Path) -> None:
-        if isinstance(model, Eagle3):  # its folder has no tokenizer: the target's is meant
+        if isinstance(model, Eagle3):
             save_eagle3(temporary, model, target, architectures)
-            (temporary / CARD).write_text(card, encoding="utf-8")
-            return
-        if kept_tokens(model) is None:
+        elif kept_tokens(model) is None:
             model.save_pretrained(temporary)
         else:
             save_reduced(temporary, model)
-        tokenizer.save_pretrained(temporary)
+        if not isinstance(model, Eagle3):  # its folder has no tokenizer: the target's is meant
+            tokenizer.save_pretrained(temporary)
         (temporary / CARD).write_text(card, encoding="utf-8")
 
     return write_folder(folder, write)
@@ -140,9 +136,8 @@ def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping
     begun = config["from_pretrained"] or f"fresh weights, {config['shape'] or 'the draft'}"
     if config["layers"] is not None:
         begun = f"layers of the target: {config['layers']}"
-    options = ", ".join(
-        f"{name}={value}" for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)
-    )
+    own = {name: value for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)}
+    options = ", ".join(f"{name}={value}" for name, value in own.items())
     settings = ", ".join(f"{name}={sampling[name]}" for name in ("temperature", "top_k", "top_p", "max_new_tokens"))
     return f"""---
 library_name: transformers
@@ -186,7 +181,7 @@ def layers_in(model: Any) -> nn.ModuleList:
 def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> list[int]:
     """The layers whose absence costs most, in their order. Raises InputError for more than there are.
 
-    folder  where the costs are kept, under a hash of model and texts: drafts of any number of layers have them in common
+    folder  where the costs are kept, under a hash of model and texts
     """
     from tqdm.auto import tqdm
 

@@ -49,9 +49,8 @@ class OnPolicy:
 class DraftTraining(WholeSteps):
     """Logs val/alpha, val/cross_entropy of the text's tokens, val/loss and val/coverage; see also Curves.
 
-    Alpha is the probability of acceptance, coverage the share of tokens that the draft has an output row for. All are means
-    over the same produced tokens (`TextData`; cross entropy: over the covered ones), and read the whole of p, whatever the
-    training reads.
+    Coverage is the share of tokens that the draft has an output row for. All are means over the same produced tokens (cross
+    entropy: over the covered ones), and read the whole of p, whatever the training reads.
 
     draft        a causal language model, in evaluation mode (no dropout); nothing else is in the checkpoints
     teacher      what says log p
@@ -83,9 +82,8 @@ class DraftTraining(WholeSteps):
         own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
         if is_on_policy(own.lmbda, own.seed, step):
             seed = own.seed + self.trainer.global_rank
-            batch = DraftBatch(
-                own_texts(self.draft, batch.texts, own.sampling, own.ends, seed, step) if batch.texts else []
-            )
+            texts = batch.texts
+            batch = DraftBatch(own_texts(self.draft, texts, own.sampling, own.ends, seed, step) if texts else [])
         if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
             nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
             return self.share_of_step(nothing, nothing.detach(), 0)
@@ -137,10 +135,7 @@ def is_on_policy(lmbda: float, seed: int, step: int) -> bool:
 def own_texts(
     draft: Any, texts: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int
 ) -> list[Text]:
-    """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step).
-
-    ends  tokens that end a text
-    """
+    """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step)."""
     pair = ModelPair(target=draft, end_ids=tuple(ends), options=PLAIN)
     method = config.method("autoregressive")
     prompts = [list(prompt) for prompt, _ in texts]

@@ -137,10 +137,8 @@ class CachedTeacher:
     folder       their folder; created if it is not there
     top_k        tokens kept per position
     on_missing   generate: ask the target for texts that the folder does not know, and keep what it says; raise: refuse them
-    target       None: it is not loaded
+    target       None: it is not loaded, and `about` says which one the texts are of
     temperature  of p
-    about        which target the texts are of, where it is not loaded
-
     Raises InputError if the folder is of another target, top_k or temperature, or of a revision that kept no log_rest.
     """
 

@@ -26,13 +26,9 @@ def check_options(options: Mapping[str, Any], tokenizer: Any) -> None:
     if not options or not getattr(tokenizer, "chat_template", None):
         return
     template = tokenizer.get_chat_template()
-    unread = [name for name in options if not re.search(rf"\b{re.escape(name)}\b", template)]
-    if unread:
-        warnings.warn(
-            f"the chat template reads no option called {', '.join(unread)}: it has no effect",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    if unread := [name for name in options if not re.search(rf"\b{re.escape(name)}\b", template)]:
+        message = f"the chat template reads no option called {', '.join(unread)}: it has no effect"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> list[int]:

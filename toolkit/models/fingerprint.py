@@ -25,12 +25,8 @@ from toolkit.files.atomic import content_hash
 CHUNK = 2**14  # entries under one pattern of signs
 BLOCK = 2**4  # chunks at once: what is copied to float64 or int64 at one time
 SUMS = 4  # sums with signs per tensor
-ROUNDING = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}  # relative, of one entry
+# Relative, of one entry.
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SUBNORMAL = {"float16": 2.0**-25}  # absolute, of entries near zero
 SUMMATION = 1e-9  # of a sum of the same numbers in another order, relative to the norm
 MARGIN = 8.0  # standard errors of a sum, and more: the rounding of single entries is smaller than its bound
@@ -107,17 +103,12 @@ def sketch(model: Any) -> Sketch:
 
 def adapters(model: Any) -> list[Any]:
     """What every layer with adapters of PEFT does with them: which are active or merged, by what factors; [] without any."""
-    return [
-        [
-            name,
-            list(layer.active_adapters),
-            layer.disable_adapters,
-            list(layer.merged_adapters),
-            dict(vars(layer).get("scaling") or {}),
-        ]
-        for name, layer in (model.named_modules() if hasattr(model, "named_modules") else ())
-        if isinstance(vars(layer).get("merged_adapters"), list)
-    ]
+    rows = []
+    for name, layer in model.named_modules() if hasattr(model, "named_modules") else ():
+        if isinstance(vars(layer).get("merged_adapters"), list):
+            active, merged, scaling = layer.active_adapters, layer.merged_adapters, vars(layer).get("scaling") or {}
+            rows.append([name, list(active), layer.disable_adapters, list(merged), dict(scaling)])
+    return rows
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

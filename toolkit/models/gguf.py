@@ -118,15 +118,12 @@ def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
                 kinds = field.types
                 writer.add_key_value(name, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    tied = config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
-        if tied and name == "lm_head.weight":
+        if config.tie_word_embeddings and name == "lm_head.weight":
             continue
         weights = tensor.detach().float().cpu()
-        if ".q_proj." in name:
-            weights = _interleaved(weights, heads)
-        elif ".k_proj." in name:
-            weights = _interleaved(weights, kv_heads)
+        if ".q_proj." in name or ".k_proj." in name:
+            weights = _interleaved(weights, heads if ".q_proj." in name else kv_heads)
         gguf_name = names.get_name(name, (".weight", ".bias"))
         if gguf_name is None:
             raise InputError(f"a GGUF file of a Llama has no name for {name}")

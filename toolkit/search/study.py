@@ -76,11 +76,8 @@ class Search:
 
     def in_state(self, *names: str) -> list[Any]:
         """Trials in these states of Optuna, in order; those that a kill has left without all parameters are passed over."""
-        return [
-            trial
-            for trial in self.study.trials
-            if trial.state.name in names and trial.params.keys() == self.space.keys()
-        ]
+        trials = [trial for trial in self.study.trials if trial.state.name in names]
+        return [trial for trial in trials if trial.params.keys() == self.space.keys()]
 
     @property
     def left(self) -> int:
@@ -111,9 +108,8 @@ def read_space(words: Sequence[str], loader: Any = None) -> tuple[dict[str, Any]
 
     values: dict[str, Any] = {}
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
-    for key, override in {
-        override.get_key_element(): override for override in parsed
-    }.items():  # the last of a key wins
+    last = {override.get_key_element(): override for override in parsed}  # of a key
+    for key, override in last.items():
         swept: Any = override.value()
         log = "log" in getattr(swept, "tags", ())
         try:

@@ -264,9 +264,7 @@ class _Positions:
         new_heads = (kv_head * copies + member // new_group) * new_group + member % new_group
         new_kv_heads = torch.arange(source.num_key_value_heads * copies)
         first = torch.arange(source.head_dim // 2) * (padded.head_dim // source.head_dim)
-        inside = torch.cat(
-            [first, first + padded.head_dim // 2]
-        )  # so that rotary pairs (i, i + size/2) keep their frequency
+        inside = torch.cat([first, first + padded.head_dim // 2])  # rotary pairs (i, i + size/2) keep their frequency
         is_free = torch.ones(padded.head_dim, dtype=torch.bool)
         is_free[inside] = False
         positions = cls(

@@ -22,6 +22,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 from toolkit.acceptance.folder import KINDS, inside
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import write_atomic
@@ -44,10 +45,8 @@ class Checkpoints(pl.callbacks.Checkpoint):
     monitor        the validation score that says which state is best
     mode           whether the smallest is, or the largest
     every_n_steps  a checkpoint in mid-epoch after every n optimizer steps; None: at the ends of epochs only
-    The files go to checkpoints/ in the trainer's root folder.
 
-    best.ckpt is written before last.ckpt. A process killed between the two starts from the older last.ckpt, trains the
-    same epoch again and writes the same best.ckpt once more.
+    A process killed between best.ckpt and last.ckpt starts from the older last.ckpt and writes the same best.ckpt once more.
     """
 
     folder: Path
@@ -56,9 +55,8 @@ class Checkpoints(pl.callbacks.Checkpoint):
         self, monitor: str, mode: Literal["min", "max"] = "min", every_n_steps: Annotated[int, AtLeast(1)] | None = None
     ):
         super().__init__()
-        if mode not in ("min", "max"):
-            raise InputError(f"callbacks.checkpoints.mode: expected min or max, got {mode!r}")
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
+        check_ranges(self, "callbacks.checkpoints.")
         self.best_score: float | None = None
         self.last_step = 0
 
@@ -79,12 +77,10 @@ class Checkpoints(pl.callbacks.Checkpoint):
     def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if trainer.fast_dev_run:
             return
-        metric, best = trainer.callback_metrics.get(self.monitor), self.best_score
-        if metric is not None:
-            score = float(metric)
-            if best is None or (score < best if self.mode == "min" else score > best):
-                self.best_score = score
-                self._save(trainer, BEST)
+        score, best = trainer.callback_metrics.get(self.monitor), self.best_score
+        if score is not None and (best is None or (score < best if self.mode == "min" else score > best)):
+            self.best_score = float(score)
+            self._save(trainer, BEST)
         self._save(trainer, LAST)
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,17 +117,14 @@ def folder_of(run_folder: Path | str) -> Path:
 
 
 def read_checkpoint(path: Path | str) -> dict[str, Any]:
-    """A checkpoint's content on the CPU. Raises InputError if it is missing, damaged, or not one of toolkit.train.
-
-    A checkpoint is a zip archive with a checksum (CRC-32) of every record. torch.load does not check these.
-    """
+    """A checkpoint's content on the CPU. Raises InputError if it is missing, damaged, or not one of toolkit.train."""
     mend = "delete it to go on without it, or give another one as ckpt_path"
     journal.check(path, mend)
     try:
         if Path(path).stat().st_size == 0:
             raise InputError(f"{path} is empty: expected a checkpoint; {mend}")
         with zipfile.ZipFile(path) as archive:
-            if (broken := archive.testzip()) is not None:
+            if (broken := archive.testzip()) is not None:  # torch.load does not look at the records' CRC-32
                 raise InputError(f"{path} is damaged: the checksum of {broken} does not match; {mend}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

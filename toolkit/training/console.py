@@ -16,6 +16,8 @@ from rich.tree import Tree
 from toolkit.files import terminal
 
 FIRST = 10  # seconds of a training before the first line that says how long it takes
+OF_EPOCH = ("train/loss", "val/log_loss_calibrated", "val/auroc", "val/auroc_accepted", "val/loss", "val/alpha",
+            "val/cross_entropy", "perf/tokens_per_second")  # fmt: skip
 
 
 def print_config(config: Mapping[str, Any]) -> None:
@@ -81,20 +83,7 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        entries = [
-            f"{name} {values[name]:.4f}"
-            for name in (
-                "train/loss",
-                "val/log_loss_calibrated",
-                "val/auroc",
-                "val/auroc_accepted",
-                "val/loss",
-                "val/alpha",
-                "val/cross_entropy",
-                "perf/tokens_per_second",
-            )
-            if name in values
-        ]
+        entries = [f"{name} {values[name]:.4f}" for name in OF_EPOCH if name in values]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(entries)}", flush=True)
 
 

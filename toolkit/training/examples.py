@@ -66,7 +66,7 @@ class ExampleData(ResumableData):
 
     made_by: ClassVar[
         tuple[str, str, str]
-    ]  # the command, what its folder has beside the manifest, how messages call that
+    ]  # the command, what its folder has beside the manifest, how messages call it
 
     def __init__(self, path: str | Path, draft: Any, batch_size: int, shuffle: bool, seed: int):
         super().__init__()
@@ -117,8 +117,5 @@ class ExampleData(ResumableData):
         return ExampleBatches(self.states["validation"], self.batch_size)
 
     def shuffled_training(self, batch_size: int | None = None) -> ExampleBatches:
-        """All training batches in a fixed random order, whatever the number of processes and where the trainer stands.
-
-        batch_size  None: that of the training
-        """
+        """All training batches in a fixed random order, whatever the number of processes and where the trainer stands."""
         return ExampleBatches(self.states["train"], batch_size or self.batch_size, shuffle=True, seed=self.seed)

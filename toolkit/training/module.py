@@ -58,10 +58,7 @@ class HeadTraining(WholeSteps):
         return self.with_schedule(optimizer, num_steps)
 
     def build_optimizer(self, data: ExampleData, num_steps: int, shares: int = 1) -> torch.optim.Optimizer:
-        """The optimizer, its rate found on the data where none is given.
-
-        shares  batches that make one step
-        """
+        """The optimizer, its rate found on the data where none is given; shares: batches that make one step."""
         if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
             trial_rate = self._find_rate(data, num_steps, shares)
             alone = self._trainer is None
@@ -73,15 +70,10 @@ class HeadTraining(WholeSteps):
         self.first_seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed the random numbers of dropout with a function of the seed, the batch and the process.
-
-        So a resumed training has the random numbers of the uninterrupted one.
-        """
+        """Seed dropout by the seed, the batch and the process: a resumed training has the uninterrupted one's numbers."""
         if getattr(self.head, "dropout", 0.0):
-            batches = int(self.trainer.fit_loop.total_batch_idx) + 1
-            torch.manual_seed(
-                (self.first_seed + 1) * 1_000_003 + batches * self.trainer.world_size + self.trainer.global_rank
-            )
+            batches = (int(self.trainer.fit_loop.total_batch_idx) + 1) * self.trainer.world_size
+            torch.manual_seed((self.first_seed + 1) * 1_000_003 + batches + self.trainer.global_rank)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         total, weight = self.loss_of(self.head, batch)
@@ -131,10 +123,7 @@ class HeadTraining(WholeSteps):
         return [f"val/{name}{suffix}" for suffix in cls.suffixes for name in NAMES]
 
     def evaluate(self, batches: Iterable[Positions], head: Any = None) -> dict[str, CalibrationScores]:
-        """The sets of scores over batches, in this process alone and on the head's device.
-
-        head  another head of the same kind; None: the module's own
-        """
+        """The sets of scores over batches, in this process alone. head: another one of the same kind; None: the own."""
         scores = self.new_scores()
         with torch.no_grad():
             for batch in batches:
@@ -165,9 +154,9 @@ class HeadTraining(WholeSteps):
         batches, steps = data.shuffled_training(data.batch_size * shares), trial_steps(num_steps)
         rate, scores = best_rate(self.head, self._optimizers(), batches, steps, loss_of, score_of)
         if is_first_process():
-            tried = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
+            trials = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
             print(
-                f"learning rate {rate:.2g} (calibrated log loss on validation after a short trial of {tried})",
+                f"learning rate {rate:.2g} (calibrated log loss on validation after a short trial of {trials})",
                 flush=True,
             )
         return rate

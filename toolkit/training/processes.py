@@ -55,10 +55,7 @@ def check_processes(
 ) -> None:
     """Raises InputError if a trainer's config cannot work.
 
-    multirun      several trainings by one command
-    checkpoints   whether the training writes any
-    accelerators  GPUs that are there
-    rate          whether a learning rate is given
+    multirun: several trainings by one command; checkpoints: whether any are written; accelerators: GPUs; rate: one is given
     """
     if is_distributed(trainer) and multirun:
         raise InputError(
@@ -86,14 +83,14 @@ class Processes:
 
         Those that are not the first print nothing from here on, except errors.
         """
-        callbacks = (cfg.callbacks or {}).values()
-        facts: dict[str, Any] = {
-            "multirun": sweep_name() is not None,
-            "checkpoints": any(spec is not None and "Checkpoints" in spec.get("_target_", "") for spec in callbacks),
-            "accelerators": torch.cuda.device_count(),
-            "rate": cfg.optimizer.get("lr") is not None,
-        }
-        check_processes(cfg.trainer, **facts)
+        targets = [spec.get("_target_", "") for spec in (cfg.callbacks or {}).values() if spec is not None]
+        check_processes(
+            cfg.trainer,
+            multirun=sweep_name() is not None,
+            checkpoints=any("Checkpoints" in target for target in targets),
+            accelerators=torch.cuda.device_count(),
+            rate=cfg.optimizer.get("lr") is not None,
+        )
         processes = cls(cfg.trainer)
         if not is_first_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115

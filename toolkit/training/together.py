@@ -24,6 +24,7 @@ from toolkit.training.examples import ExampleData, Positions
 from toolkit.training.module import HeadTraining
 
 STATE = "together.pt"
+OF_MEMBER = ("best_score", "best", "waited", "epochs")
 
 
 @dataclass
@@ -59,20 +60,21 @@ class Member:
         else:
             self.waited += 1
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What has a state of its own."""
+        parts = {"head": self.module.head, "optimizer": self.optimizer, "schedule": self.schedule}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def state(self) -> dict[str, Any]:
-        return {
-            "head": self.module.head.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "schedule": None if self.schedule is None else self.schedule.state_dict(), "best_score": self.best_score,
-            "best": self.best, "waited": self.waited, "epochs": self.epochs,
-        }  # fmt: skip
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        return states | {name: getattr(self, name) for name in OF_MEMBER}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.module.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
-        self.best_score, self.best = state["best_score"], state["best"]
-        self.waited, self.epochs = state["waited"], state["epochs"]
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        for name in OF_MEMBER:
+            setattr(self, name, state[name])
 
 
 def train_together(
@@ -80,7 +82,6 @@ def train_together(
 ) -> list[Member]:
     """Train heads side by side until each has stopped; afterwards their modules hold their best states.
 
-    data      set up; its batches come in the order they have in a training alone
     patience  validations of a head without a better score before it stops
     metric    the validation score that is to be small
     """
@@ -135,9 +136,8 @@ def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: st
 
 def epoch_batches(data: ExampleData, epoch: int) -> ExampleBatches:
     """The training batches of an epoch, in the order they have in a training alone."""
-    return ExampleBatches(
-        data.states["train"], data.batch_size, shuffle=data.shuffle, seed=data.seed, position=lambda: (epoch, 0)
-    )
+    options: dict[str, Any] = {"shuffle": data.shuffle, "seed": data.seed, "position": lambda: (epoch, 0)}
+    return ExampleBatches(data.states["train"], data.batch_size, **options)
 
 
 def learn_all(learning: Sequence[Member], batches: Iterable[Positions]) -> None:
