@@ -130,20 +130,16 @@ class Judged(Protocol):
 
 @dataclass
 class DraftStep:
-    """What is available right after one draft forward pass, for every row.
+    """What is available right after one draft forward pass, for every row; a `Step`.
 
-    depth        k, from 1: the forward pass that produced q_k, the distribution of the k-th drafted token
     logits [B,V] unwarped
     probs  [B,V] q_k, the warped distribution y_k is drawn from
-    hidden [B,D] the draft's final hidden state that produced q_k. It has **read y_{k-1}** (at k = 1 the last token of
-                 the context) and not y_k: an estimate made from it alone is about y_{k-1}
+    hidden [B,D] has **read y_{k-1}** (at k = 1 the last token of the context) and not y_k: an estimate made from it alone is
+                 about y_{k-1}
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
-    live   [B]   bool: the rows that are drafting, this token included; None: not given
     before       the positions before, the number that the policy asks for (`StoppingPolicy.num_earlier`); None: not kept
-    match        of a copied token, where no draft model was read
 
-    Some statistics below are of the unwarped distribution and say so. Warped ones are 1 and 0 at temperature 0, where
-    training-free rules must still work.
+    Statistics are of the unwarped distribution where they say so: at temperature 0 warped ones are 1 and 0.
     """
 
     depth: int
@@ -257,11 +253,9 @@ class Verdict:
 class Round:
     """One proposal and its verdict, as counts and seconds. Never distributions.
 
-    num_produced counts the tokens that entered the text: accepted ones and the extra one. The text is cut at its end
-    token, at a stop string, or at the length limit. Seconds are those of the whole batch, read on the host. The draft's are
-    those of the proposal. All else since the round before counts for the target: the reading of prompts, the loop's work.
-    In methods with several beams, accepted and produced tokens are layers, as far as the returned text has them. There
-    `widths` are the beams each layer kept.
+    num_produced counts the tokens that entered the text: accepted ones and the extra one. Seconds are those of the whole
+    batch, read on the host. The draft's are those of the proposal; all else since the round before counts for the target. In
+    methods with several beams, accepted and produced tokens are layers, and `widths` are the beams each layer kept.
     """
 
     num_drafted: int

@@ -60,9 +60,7 @@ class Contents:
     def of(self, path: str, value: Any, annotation: Any, parent: Mapping[str, Any], note: Any = None) -> Any:
         """A value of the config with contents in place of what it names.
 
-        annotation  its declared type, Any if there is none
-        parent      the mapping that it stands in
-        note        what is declared of everything in it
+        parent: the mapping that it stands in; note: what is declared of everything in it
         """
         note = next((own for own in notes(annotation) if isinstance(own, CONTENTS)), note)
         if isinstance(value, Mapping) and section_in(annotation) is Grid:
@@ -146,11 +144,7 @@ class Contents:
 
 
 def contents_of(plain: Mapping[str, Any], command: str = "", ask: bool = False) -> Contents:
-    """The contents of a plain config.
-
-    command  the root config whose declared keys say what names something; classes say it themselves
-    ask      ask the hub for commits that its cache does not know
-    """
+    """The contents of a plain config; command: the root config whose declared keys say what names something."""
     section = command_of(command)
     keys = {} if section is None else keys_of(section).keys
     contents = Contents(ask=ask)

@@ -68,7 +68,7 @@ class LoadCost:
     """Costs of both models' forward passes under load.
 
     source  "measured", "modelled", "ratio" or the file it was read from
-    about   machine, models, spread: what a reader of the table wants to know
+    about   machine, models, spread
     rules   what stopping policies take themselves, by method and head; those that are not named count as free
     """
 
@@ -101,10 +101,7 @@ class LoadCost:
     @classmethod
     @checked
     def ratio(cls, c: Annotated[float, AtLeast(0)], column: Annotated[float, AtLeast(0)] = 0.0) -> LoadCost:
-        """The cost c of a draft forward pass in target forward passes of one token per row; each further token adds `column`.
-
-        Nothing depends on the batch: what is known without a measurement, for a target whose weights are read anyway.
-        """
+        """The cost c of a draft forward pass, in target forward passes of one token per row; each further one adds `column`."""
         draft = CostGrid((1.0,), (1.0,), (0.0,), np.full((1, 1, 1), float(c)))
         target = CostGrid((1.0,), (1.0, 2.0), (0.0,), np.array([[[1.0], [1.0 + column]]]))
         return cls(draft, target, "ratio", {"c": c, "column": column})
@@ -127,10 +124,7 @@ class LoadCost:
 
 
 def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> CostGrid:
-    """A grid of {(batch, width, context): seconds}. Raises InputError for holes and for times that are not positive.
-
-    where  named in the error
-    """
+    """A grid of {(batch, width, context): seconds}. Raises InputError for holes and for times that are not positive."""
     if not points:
         raise InputError(f"{where}: expected at least one time, got none")
     axes = tuple(tuple(sorted({key[axis] for key in points})) for axis in range(3))
@@ -138,8 +132,7 @@ def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> C
     for at in np.ndindex(*seconds.shape):
         key = tuple(axis[i] for axis, i in zip(axes, at, strict=True))
         value = points.get((key[0], key[1], key[2]))
-        batch, width, context = (f"{part:g}" for part in key)
-        cell = f"batch={batch} width={width} context={context}"
+        cell = "batch={:g} width={:g} context={:g}".format(*key)
         if value is None:
             raise InputError(f"{where}: the grid has a hole at {cell}; give every combination of the values in use")
         if not np.isfinite(value) or value <= 0:

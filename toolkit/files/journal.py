@@ -62,8 +62,7 @@ def note(path: Path, **facts: Any) -> None:
     handle = os.open(home / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         with open(home / JOURNAL, "rb") as journal:
-            size = journal.seek(0, os.SEEK_END)
-            journal.seek(max(size - 1, 0))
+            journal.seek(max(journal.seek(0, os.SEEK_END) - 1, 0))
             whole = journal.read(1) in (b"", b"\n")  # else a process was killed in the middle of the last line
         os.write(handle, (b"" if whole else b"\n") + line.encode())
     finally:

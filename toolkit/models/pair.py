@@ -56,9 +56,7 @@ class ModelPair:
     tokenizer      shared; None if prompts are lists of token ids and no text is wanted
     drafts         several drafts instead of one; `draft` is the first of them
     end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
-    name           how tables call the pair
     head           folder of the acceptance head that ships with the pair, if one does
-    options        how forward passes are run (`toolkit.engine.engine.EngineOptions`)
     chat_template_options  what the chat template is told beside the messages: {"enable_thinking": False}
     unshared       token ids that no draft proposes: special tokens that a draft's tokenizer calls otherwise or lacks
     """
@@ -190,10 +188,7 @@ class ModelPair:
         return f"the {'target' if max_positions(self.target) == self.max_length else 'draft'}'s context of {self.max_length}"
 
     def check_has_draft(self, reader: str) -> None:
-        """Raises InputError, which says how one is made, if the pair has no draft model.
-
-        reader  what needs it
-        """
+        """Raises InputError, which says how one is made, if the pair has no draft model. reader: what needs it."""
         if not self.drafts:
             command = draft_command(getattr(self.target, "name_or_path", "") or "TARGET")
             raise InputError(
@@ -312,10 +307,7 @@ def load_draft(
     trust_remote_code: bool = False,
     layers: Sequence[int] = (),
 ) -> Any:
-    """A draft without its target: training a head needs only the draft's states. Arguments as in `from_pretrained`.
-
-    layers  its `draft_layers`
-    """
+    """A draft without its target: training a head needs only its states. Arguments as in `from_pretrained`."""
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}

@@ -74,9 +74,8 @@ class Client:
         try:
             self._http = httpx.Client(headers=headers, limits=httpx.Limits(max_connections=None), trust_env=not here)
         except (ImportError, ValueError) as error:  # a proxy that httpx cannot use, with its own words
-            raise InputError(
-                f"{who} at {self.address}: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {first_line(error)}"
-            ) from None
+            proxies = "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
+            raise InputError(f"{who} at {self.address}: {proxies}: {first_line(error)}") from None
 
     def post(self, body: Any) -> Any:
         """The answer to a request, parsed. Raises Silent, Refused or Wrong."""

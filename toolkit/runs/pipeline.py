@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -109,23 +109,26 @@ def compose_for(
     if root_dir is not None:
         words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
     config = configs.compose(config_name, words, checked=False)
-    filled = OmegaConf.create(marks.filled(OmegaConf.to_container(config, resolve=False)), flags={"struct": True})
+    filled = OmegaConf.create(
+        _texts(marks.filled, OmegaConf.to_container(config, resolve=False)), flags={"struct": True}
+    )
     root = within._get_root() if OmegaConf.is_config(within) else {}
     for key in inherit:
         if root.get(key) is None or key not in filled:
             raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
-        filled[key] = OmegaConf.create(_literal(OmegaConf.to_container(root[key], resolve=True)))
+        inherited = _texts(configs.escaped, OmegaConf.to_container(root[key], resolve=True))
+        filled[key] = OmegaConf.create(inherited)  # "${" in a resolved text is not an interpolation
     check(filled, config_name, complete=False)
     return filled
 
 
-def _literal(value: Any) -> Any:
-    """A resolved container as it is written in a config: "${" in a text is not an interpolation."""
+def _texts(change: Callable[[str], str], value: Any) -> Any:
+    """A container with its texts changed."""
     if isinstance(value, dict):
-        return {key: _literal(part) for key, part in value.items()}
+        return {key: _texts(change, part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_literal(part) for part in value]
-    return configs.escaped(value) if isinstance(value, str) else value
+        return [_texts(change, part) for part in value]
+    return change(value) if isinstance(value, str) else value
 
 
 class _Marks:
@@ -158,15 +161,10 @@ class _Marks:
             return value if NAMED.fullmatch(value) and value.lower() not in configs.NOT_TEXT else self.of(value)
         return {None: "null"}.get(value, str(value))
 
-    def filled(self, value: Any) -> Any:
-        """A container with the texts in place of their marks; "${" in a text is not an interpolation."""
-        if isinstance(value, dict):
-            return {key: self.filled(part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [self.filled(part) for part in value]
-        if isinstance(value, str) and self.key in value:
-            for mark, text in self.texts.items():
-                value = value.replace(mark, configs.escaped(text))
+    def filled(self, value: str) -> str:
+        """A text with others in place of their marks; "${" in these is not an interpolation."""
+        for mark, text in self.texts.items():
+            value = value.replace(mark, configs.escaped(text))
         return value
 
 

@@ -38,9 +38,8 @@ def all_there(stage: Stage, paths: Sequence[Path], cfg: commands.Shared) -> bool
     missing = sum(not path.exists() for path in paths)
     if missing and cfg.world_size > 1:
         stage.leave()
-        print(
-            f"{stage.name}: rank {cfg.rank} of {cfg.world_size} is done; {missing} of {len(paths)} parts are not there yet"
-        )
+        rank = f"rank {cfg.rank} of {cfg.world_size}"
+        print(f"{stage.name}: {rank} is done; {missing} of {len(paths)} parts are not there yet")
     return not missing or cfg.world_size == 1
 
 

@@ -138,12 +138,11 @@ def open_stage(
 ) -> Stage:
     """The stage's output folder, made if new; kept if it holds work of this config; else StaleError.
 
-    inputs  files the content depends on; their hashes become part of the identity
-    ignore  top-level keys that do not determine the content, beside FREE_KEYS
-    shared  names this process's part where several work in one folder
+    inputs   files the content depends on; their hashes become part of the identity
+    ignore   top-level keys that do not determine the content, beside FREE_KEYS
+    shared   names this process's part where several work in one folder
     repairs  whether the stage finds its damaged files itself and makes them again: they count as missing
     follows  whether another process has opened the stage for this one, too: nothing is deleted, locked or begun
-
     Raises InputError if another process works there, the folder cannot be written, or a file of finished work is damaged.
     """
     stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), configs.plain(cfg).get("overwrite", False)
@@ -195,8 +194,7 @@ def finished_stage(
 
 
 def asked(name: str, cfg: Config, keys: Sequence[str], **more: Any) -> str:
-    """A hash of the keys that do not name the stage's folder, with contents instead of paths, and of more that results
-    depend on."""
+    """A hash of keys that do not name the stage's folder, with contents instead of paths, and of more that counts."""
     plain = configs.plain(cfg)
     return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}, name).identity)
 
@@ -389,9 +387,9 @@ def one_line(error: Exception) -> str | None:
     if isinstance(error, InputError):
         return str(error)
     reason, file = write_failure(error), getattr(error, "filename", None)
-    if reason is None or getattr(error, "errno", None) is None:
+    if getattr(error, "errno", None) is None:
         return None
-    return f"could not read or write {file}: {reason}" if file else str(reason)
+    return f"could not read or write {file}: {reason}" if file else reason
 
 
 def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:

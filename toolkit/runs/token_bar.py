@@ -7,7 +7,6 @@ maximum-likelihood mean of censored lengths), and no more than the limit leaves.
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 
 class TokenBar:
@@ -31,7 +30,7 @@ class TokenBar:
     def __enter__(self) -> TokenBar:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.close()
 
     def say(self, line: str) -> None:

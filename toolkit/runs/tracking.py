@@ -99,12 +99,12 @@ def wandb_run(
     Yields the wandb run, or None if there is none to log to; the `log_*` functions below take either.
     """
     mode = (mode or wandb_mode()) if track else "disabled"
-    if mode == "online" and (reason := unreachable()):
-        print(f"wandb: {reason}; this run is logged offline")
-        mode = "offline"
     if mode == "disabled":
         yield None
         return
+    if mode == "online" and (reason := unreachable()):
+        print(f"wandb: {reason}; this run is logged offline")
+        mode = "offline"
     from hydra.core.hydra_config import HydraConfig
 
     folder = Path(folder)
@@ -147,9 +147,8 @@ def overrides_name(words: Sequence[str] | None = None, name: str = "", without: 
     if words is None:
         from hydra.core.hydra_config import HydraConfig
 
-        words = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
-        if varied := _varied():
-            words = [word for word in words if word.lstrip("+~").partition("=")[0] in varied]
+        words, varied = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [], _varied()
+        words = [word for word in words if not varied or word.lstrip("+~").partition("=")[0] in varied]
     parts = [name]
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
@@ -241,8 +240,8 @@ def log_image(run: Any, name: str, path: Path | str) -> None:
 def log_scatter(run: Any, name: str, frame: Any, x: str, y: str, title: str, by: str = "method") -> None:
     """Two columns of a table as a custom chart, one colour per value of the column `by`.
 
-    The chart's specification lies on the server, under a team or user (`scatter_preset`). Where that is not known, for
-    offline runs without WANDB_ENTITY, it is W&B's own scatter, which has one colour; the column is in its table.
+    Its specification lies on the server, under a team or user. Where that is not known, for offline runs without
+    WANDB_ENTITY, it is W&B's own scatter, which has one colour.
     """
     if run is not None:
         import wandb
@@ -276,9 +275,8 @@ def register_chart(entity: str) -> bool:
     except Exception as error:  # the client's kinds, the server's words
         if "exist" in str(error).lower():
             return True
-        print(
-            f"wandb: the chart {CHART} could not be put on the server ({first_line(error)}); scatter plots have one colour"
-        )
+        reason = f"the chart {CHART} could not be put on the server ({first_line(error)})"
+        print(f"wandb: {reason}; scatter plots have one colour")
         return False
     return True
 

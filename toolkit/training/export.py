@@ -29,8 +29,7 @@ def export(
 ) -> dict[str, float]:
     """Write head/, MODEL_CARD.md, metrics.json, reliability.csv and .png; returns the scores on `batches`.
 
-    facts    what the head was trained on and how (see `toolkit.train`); it travels in the head's config
-    closing  other scores, which callbacks found at the end
+    facts    what the head was trained on and how, for its config; closing: other scores, found at the end
     """
     head, parts = module.head, module.evaluate(batches)
     scores = {name: float(value) for name, value in module.named(parts).items()} | dict(closing or {})

@@ -40,10 +40,7 @@ def cosine_factor(step: int, num_steps: int, warmup: int = 0) -> float:
 
 
 def cosine(optimizer: Optimizer, num_steps: int, warmup: Annotated[int, AtLeast(0)] = 0) -> LambdaLR:
-    """The schedule of an optimizer that makes `num_steps` steps.
-
-    warmup  steps until the full rate
-    """
+    """The schedule of an optimizer that makes `num_steps` steps; warmup: steps until the full rate."""
     return LambdaLR(optimizer, lambda step: cosine_factor(step, num_steps, warmup))
 
 
