@@ -93,9 +93,8 @@ def _run(cfg: commands.Distill) -> Path:
         values = f"val/{name} {scores[f'start/{name}']:.4f} before, {scores[f'val/{name}']:.4f} after"
         print(f"distill: {values} {scores['tokens']:,} tokens, at {scores['positions']} tokens of validation texts")
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "distill": stage.folder})
-    print(
-        f"next: python -m toolkit.decode method=speculative pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}"
-    )
+    pair = f"pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}"
+    print(f"next: python -m toolkit.decode method=speculative {pair}")
     return stage.folder
 
 
@@ -147,9 +146,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         if cfg.export:
             epochs = float(checkpoint["epoch"]) if checkpoint else 0.0
         else:
-            print(
-                "distill: after an interruption the same line goes on; with export=true it exports the best draft so far"
-            )
+            print("distill: the same line goes on after an interruption, and exports the best draft with export=true")
             trainer.fit(module, datamodule=data, ckpt_path=resumed.path)
             epochs = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)
         start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
@@ -161,9 +158,8 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             card = card_of(plain(cfg), facts, scores)
             export_all(cfg, stage.folder, whole, None if target is None else target.target, tokenizer, card)
             if cfg.export:
-                print(
-                    f"distill: {stage.folder / DRAFT} holds the best draft so far, of val/alpha {scores['val/alpha']:.4f}"
-                )
+                alpha = scores["val/alpha"]
+                print(f"distill: {stage.folder / DRAFT} holds the best draft so far, of val/alpha {alpha:.4f}")
             else:
                 write_json(stage.folder / SCORES, scores)
                 stage.finish(num_steps=trainer.global_step, metrics=scores)
@@ -177,9 +173,8 @@ def readable(models: Sequence[Any], responses: Any) -> list[Text]:
     if not fitting:
         raise InputError(f"all {len(texts)} texts exceed the context of {limit} tokens: expected shorter prompts")
     if len(fitting) < len(texts):
-        print(
-            f"{len(texts) - len(fitting)} of {len(texts)} texts exceed the context of {limit} tokens and are passed over"
-        )
+        count = len(texts) - len(fitting)
+        print(f"{count} of {len(texts)} texts exceed the context of {limit} tokens and are passed over")
     return fitting
 
 
@@ -300,9 +295,8 @@ def final_scores(
     best, last = folder_of(folder) / BEST, dict(trainer.callback_metrics)
     scores = {name: float(value) for name, value in last.items() if name.startswith("val/")}
     if best.exists():
-        (best_scores,) = trainer.validate(
-            module, datamodule=data, ckpt_path=str(best), weights_only=True, verbose=False
-        )
+        options: dict[str, Any] = {"ckpt_path": str(best), "weights_only": True, "verbose": False}
+        (best_scores,) = trainer.validate(module, datamodule=data, **options)
         scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
     scores["positions"] = data.states["validation"].num_positions

@@ -70,7 +70,7 @@ def _run(cfg: commands.Train) -> Path:
     if cfg.model is None:
         if not cfg.before and not cfg.after:
             raise InputError(
-                "model: null trains nothing, and there are no stages; expected a model or an +experiment=NAME"
+                "model: null trains nothing, and there are no stages; expected a model or +experiment=NAME"
             )
         folders = run_stages(cfg.before, cfg.paths.root_dir)
         return list({**folders, **run_stages(cfg.after, cfg.paths.root_dir, folders)}.values())[-1]

@@ -144,9 +144,8 @@ class _Walk:
                 texts = value if isinstance(value, list) else [value]
                 blank = any(isinstance(text, str) and not text.strip() for text in texts)
                 if declared.no_blanks and self.judged and blank:
-                    raise InputError(
-                        f"{prefix}{name}: expected {say(key.annotation, LONG)}, not empty, got {shown(value)}"
-                    )
+                    kind = say(key.annotation, LONG)
+                    raise InputError(f"{prefix}{name}: expected {kind}, not empty, got {shown(value)}")
                 self.value(prefix + name, value, key.annotation, key.meaning)
             elif (whole or key.default is REQUIRED) and not partial:
                 _missing(prefix + name, key.annotation, key.meaning)
@@ -207,9 +206,8 @@ class _Walk:
 
 
 def _missing(path: str, annotation: Any, meaning: str) -> NoReturn:
-    raise InputError(
-        f"missing key {path}: expected {path}=VALUE, {say(annotation)}{f' ({meaning})' if meaning else ''}"
-    )
+    note = meaning and f" ({meaning})"
+    raise InputError(f"missing key {path}: expected {path}=VALUE, {say(annotation)}{note}")
 
 
 def _needs_choice(annotation: Any) -> bool:
@@ -258,9 +256,7 @@ def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> I
     if text.startswith("Ambiguous value"):
         word = text.partition("'")[2].partition("'")[0]
         key, _, value = word.partition("=")
-        return InputError(
-            f"{word}: expected one value; a list is written {key}=[{value}], and -m sweeps over the values"
-        )
+        return InputError(f"{word}: expected one value; a list is written {key}=[{value}], and -m sweeps over values")
     if text.startswith("Config group override must be"):
         nulls = [word for word in overrides if word.endswith("=null") and choices(word.partition("=")[0].lstrip("+"))]
         return InputError(f"expected a choice of a config group, got {', '.join(nulls) or 'null'}")

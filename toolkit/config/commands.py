@@ -151,9 +151,7 @@ class Decode(Command, OnPrompts, Tracked):
     batch_size: Annotated[Count, "prompts decoded together; the tokens do not depend on it"] = 8
     cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
     export: Annotated[bool, "write Spec-Bench's and SpecDec++'s formats, too; with times if batch_size is 1"] = False
-    category: Annotated[str, "Spec-Bench's: translation, summarization, qa, math_reasoning, rag, ...; or overall"] = (
-        "overall"
-    )
+    category: Annotated[str, "Spec-Bench's: translation, summarization, qa, rag, ...; or overall"] = "overall"
     model_id: Annotated[str | None, "how exported answers call their model; null: the folder's name"] = None
 
 
@@ -219,9 +217,9 @@ class Distill(Command, OnPair, Trains):
         ]
         | None
     ) = None
-    kind: Annotated[
-        Any, ConfigGroup("kind", nullable=True), "null: a model of its own; eagle3: one that reads states"
-    ] = None
+    kind: Annotated[Any, ConfigGroup("kind", nullable=True), "null: one of its own; eagle3: one that reads states"] = (
+        None
+    )
     vocabulary: (
         Annotated[
             Count,
@@ -240,9 +238,7 @@ class Distill(Command, OnPair, Trains):
     optimizer: Annotated[Any, ConfigGroup("model"), "how"]
     scheduler: Annotated[Any, ConfigGroup("model"), "the learning rate over training; null: constant"] | None
     seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"] = 0
-    optimized_metric: Annotated[str, "score of best.ckpt and of a sweeper: val/alpha, or val/loss with mode=min"] = (
-        "val/alpha"
-    )
+    optimized_metric: Annotated[str, "score of best.ckpt and a sweeper: or val/loss with mode=min"] = "val/alpha"
 
 
 class TrainHeads(Command, TrainsHeads):
@@ -344,9 +340,7 @@ class Toy(Command):
     seed: Annotated[Seed, "of data, weights and batches"] = 0
     threads: Annotated[Count, "of the CPU; 1 is faster where other programs compete for the cores"] = 2
     examples: Annotated[Count, "training examples per domain (code has only as many as the standard library)"] = 60000
-    shares: Annotated[PerDomain, "part of all training tokens per domain"] = PerDomain(
-        instruct=0.42, math=0.4, code=0.18
-    )
+    shares: Annotated[PerDomain, "part of all training tokens"] = PerDomain(instruct=0.42, math=0.4, code=0.18)
     vocab_size: Annotated[int, AtLeast(257), "of the byte-level BPE"] = 1024
     tokenizer_examples: Annotated[PerDomain, "what it learns from, so that most toy words are one token"] = PerDomain(
         instruct=12000, math=4000, code=400
@@ -370,9 +364,7 @@ class Toy(Command):
 
 class Sweep(Command, Labels, Tracked, Shared):
     module, example = "analysis.sweep", "prompts=toy_math prompts.split=dev"
-    grid: Annotated[
-        Grid, ConfigGroup("grid", built=False), "methods and lists of values: grid.tail.policy.threshold=[.1,.2]"
-    ]
+    grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods and values: grid.tail.policy.threshold=[.1,.2]"]
     source: Annotated[
         Literal["traces", "live"],
         "traces: decode plainly, record, and replay every chain method on the recording; live: decode every setting",
@@ -435,9 +427,7 @@ class Compare(Command, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
     group_size: Annotated[Count, "prompts decoded together; settings take turns on every group"] = 1
-    dev_share: Annotated[float, Between(0, 1, "[)"), "of the groups, to choose settings on; 0: results are of all"] = (
-        0.0
-    )
+    dev_share: Annotated[float, Between(0, 1, "[)"), "of the groups, to choose settings on; 0: none"] = 0.0
     warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"] = 1
     idle_seconds: Annotated[float, AtLeast(0), "over which idle power is measured beforehand; 0: it is not"] = 5
     metrics: Annotated[
@@ -537,9 +527,7 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
     ] = None
     kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the calibration's maps"] = "isotonic"
     max_depth: Annotated[Count, "longest product that is calibrated; recorded with max_drafted above it"] = 8
-    drafts: Annotated[
-        Mapping[str, str] | None, Model(), "compare these instead: {NAME: FOLDER}, drafts of the target"
-    ] = None
+    drafts: Annotated[Mapping[str, str] | None, Model(), "compare these instead: {NAME: FOLDER}, drafts"] = None
     responses: Annotated[Mapping[str, str] | None, File(), "along these: {DOMAIN: FOLDER} of data_gen.responses"] = None
     vocabularies: Annotated[
         list[Count | None],

@@ -111,10 +111,8 @@ class Contents:
             if isinstance(note, Model) and path_on_disk.is_dir():
                 if path_on_disk.resolve() != (ASSETS / "toy" / "target").resolve():
                     return f"sha256:{digests.folder_digest(path_on_disk)}"
-                both = [
-                    *map(digests.folder_digest, (path_on_disk, ASSETS / "toy" / "head"))
-                ]  # it brings its heads along
-                return f"sha256:{content_hash(both, 32)}"
+                with_heads = map(digests.folder_digest, (path_on_disk, ASSETS / "toy" / "head"))
+                return f"sha256:{content_hash([*with_heads], 32)}"
             if path_on_disk.is_file():
                 return f"sha256:{digests.digest(path_on_disk)[:32]}"
             if isinstance(note, Head) and path_on_disk.is_dir():

@@ -303,9 +303,8 @@ def _literal(node: ast.expr) -> Any:
 def _arguments(node: ast.FunctionDef, module: str, is_method: bool) -> Keys:
     """The arguments of a function, without self or cls."""
     plain = [*node.args.posonlyargs, *node.args.args]
-    defaults: dict[str, ast.expr | None] = {
-        a.arg: default for a, default in zip(plain[::-1], node.args.defaults[::-1], strict=False)
-    }
+    last = zip(plain[::-1], node.args.defaults[::-1], strict=False)
+    defaults: dict[str, ast.expr | None] = {a.arg: default for a, default in last}
     defaults |= {a.arg: default for a, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)}
     if is_method and not any(ast.unparse(d) == "staticmethod" for d in node.decorator_list):
         plain = plain[1:]

@@ -55,9 +55,8 @@ def fits(value: Any, annotation: Any, levels: int = FULLY) -> bool:
     kind = origin or annotation
     if kind in LISTS:
         inner = arguments[0] if arguments else Any
-        return _is_list(value) and (
-            levels < 1 or inner is Any or all(fits(entry, inner, levels - 1) for entry in value)
-        )
+        any_entry = levels < 1 or inner is Any
+        return _is_list(value) and (any_entry or all(fits(entry, inner, levels - 1) for entry in value))
     if kind in MAPPINGS:
         inner = arguments[1] if arguments else Any
         return isinstance(value, Mapping) and (levels < 1 or all(fits(v, inner, levels - 1) for v in value.values()))

@@ -169,18 +169,16 @@ def _from_json(path: Path, text: str) -> LoadCost:
             part = content[name]
             axes = [tuple(float(v) for v in part[axis]) for axis in ("batch", "width", "context")]
             seconds = np.array(part["seconds"], dtype=np.float64)
-            points = {
-                (axes[0][b], axes[1][w], axes[2][x]): float(seconds[b, w, x]) for b, w, x in np.ndindex(*seconds.shape)
-            }
+            index = list(np.ndindex(*seconds.shape))
+            points = {(axes[0][b], axes[1][w], axes[2][x]): float(seconds[b, w, x]) for b, w, x in index}
             grids.append(grid_of(points, f"{path}, {name}"))
         rules = {str(name): _rule(part) for name, part in content.get("rules", {}).items()}
         return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}), rules)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"{path} is not a cost table ({type(error).__name__}: {error}); write it with analysis.timing"
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} is not a cost table ({reason}); write it with analysis.timing") from None
 
 
 def _rule(part: Any) -> RuleSeconds:

@@ -182,10 +182,9 @@ class Mixture(Loss):
             raise InputError("loss.terms: expected a weight above 0 at the beginning and at the end, got none")
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        weighted = [
-            term.at(progress) * term.loss(outlook, progress) for term in self.terms.values() if term.at(progress)
-        ]
-        return sum(weighted[1:], weighted[0])
+        at_work = [term for term in self.terms.values() if term.at(progress)]
+        first, *others = (term.at(progress) * term.loss(outlook, progress) for term in at_work)
+        return sum(others, first)
 
 
 def _kl(left: Tensor, right: Tensor) -> Tensor:

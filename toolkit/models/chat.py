@@ -20,9 +20,7 @@ def check_options(options: Mapping[str, Any], tokenizer: Any) -> None:
     """Raises InputError for options that are not the template's; warns of those that it reads nowhere."""
     for name in options:
         if name in OURS:
-            raise InputError(
-                f"chat_template_options.{name}: prompts are encoded with a value of their own; leave it out"
-            )
+            raise InputError(f"chat_template_options.{name}: prompts are encoded with their own value; leave it out")
     if not options or not getattr(tokenizer, "chat_template", None):
         return
     template = tokenizer.get_chat_template()

@@ -144,9 +144,7 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         handed_on, final = self.read(input_ids, position_ids, attention_mask, past_key_values, states)
         return CausalLMOutput(logits=self.lm_head(final[:, -logits_to_keep:]), hidden_states=(handed_on,))
 
-    def read(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any, states: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def read(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any, states: Tensor) -> tuple[Tensor, ...]:
         """One pass over tokens [b, T] beside states [b, T, D]: the states to hand on, and those that the output layer reads."""
         layer: Any = self.layers[0]
         normed = layer.hidden_norm(states)
@@ -182,16 +180,14 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
 
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     _check_config(folder, config)
-    state = {
-        name: tensor for path in sorted(folder.glob("model*.safetensors")) for name, tensor in load_file(path).items()
-    }
+    state: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        state |= load_file(path)
     if "lm_head.weight" not in state:
         raise InputError(f"{folder}: expected an EAGLE-3 draft's weights in {WEIGHTS}, found no lm_head.weight")
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.isnan().any():
-            raise InputError(
-                f"{folder}: weight {name} holds values that are not numbers: the draft was not saved whole"
-            )
+            raise InputError(f"{folder}: weight {name} holds values that are not numbers: it was not saved whole")
     layer = AutoConfig.for_model(**{"model_type": "qwen3", **config["transformer_layer_config"]})
     if "sliding_attention" not in (getattr(layer, "layer_types", None) or []):
         layer.sliding_window = None
@@ -201,9 +197,8 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
             f"{folder}: expected {LAYER_IDS}, fc.weight and embed_tokens.weight, or the draft's target beside it"
         )
     if target is not None and (base is None or not hasattr(target, "get_decoder")):
-        raise InputError(
-            f"{folder}: an EAGLE-3 draft reads the states of a transformers model, got {type(target).__name__}"
-        )
+        kind = type(target).__name__
+        raise InputError(f"{folder}: an EAGLE-3 draft reads the states of a transformers model, got {kind}")
     layers = config.get(LAYER_IDS) or [2, base.num_hidden_layers // 2, base.num_hidden_layers - 3]
     if target is not None:
         _check_target(folder, layer, layers, state, base)
@@ -221,9 +216,8 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     state |= {"lm_head.rows.weight": state.pop("lm_head.weight"), "lm_head.kept": tokens}
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() ^ state.keys()):
-        raise InputError(
-            f"{folder}: an EAGLE-3 draft {'lacks' if name in expected else 'has an unknown'} weight {name}"
-        )
+        verb = "lacks" if name in expected else "has an unknown"
+        raise InputError(f"{folder}: an EAGLE-3 draft {verb} weight {name}")
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise InputError(f"{folder}: weight {name}: expected shape {list(shape)}, got {list(state[name].shape)}")
@@ -237,9 +231,8 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        name: tensor.contiguous() for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")
-    }
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")}
+    state = {name: tensor.contiguous() for name, tensor in own.items()}
     tokens = model.lm_head.kept.cpu()
     state["lm_head.weight"] = model.lm_head.weight.contiguous()
     if len(tokens) < model.output_size:
@@ -291,9 +284,8 @@ def _check_config(folder: Path, config: dict[str, Any]) -> None:
 def _check_target(folder: Path, layer: Any, layers: Sequence[int], state: dict[str, Tensor], base: Any) -> None:
     """Raises InputError unless the draft was made for a target of this config."""
     if layer.vocab_size != base.vocab_size:
-        raise InputError(
-            f"{folder}: the draft was made for {layer.vocab_size} tokens, the target has {base.vocab_size}"
-        )
+        count = layer.vocab_size
+        raise InputError(f"{folder}: the draft was made for {count} tokens, the target has {base.vocab_size}")
     if not all(0 <= number < base.num_hidden_layers for number in layers) or list(layers) != sorted(set(layers)):
         raise InputError(
             f"{folder}: {LAYER_IDS}: expected ascending layers below the target's {base.num_hidden_layers}, got {layers}"

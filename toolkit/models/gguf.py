@@ -145,9 +145,8 @@ def _describe_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     if model["type"] != "BPE":
         raise InputError(f"a GGUF file can be written of a byte-level BPE tokenizer, got {model['type']}")
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))) + [
-        f"[PAD{i}]" for i in range(len(tokenizer), size)
-    ]
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    tokens += [f"[PAD{i}]" for i in range(len(tokenizer), size)]
     special = set(tokenizer.all_special_tokens)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")

@@ -190,10 +190,8 @@ class ModelPair:
     def check_has_draft(self, reader: str) -> None:
         """Raises InputError, which says how one is made, if the pair has no draft model. reader: what needs it."""
         if not self.drafts:
-            command = draft_command(getattr(self.target, "name_or_path", "") or "TARGET")
-            raise InputError(
-                f"{reader} needs a draft model, the pair has none: give pair.draft=NAME, or make one: {command}"
-            )
+            advice = f"give pair.draft=NAME, or make one: {draft_command(getattr(self.target, 'name_or_path', '') or 'TARGET')}"
+            raise InputError(f"{reader} needs a draft model, the pair has none: {advice}")
 
     def fit(self, logits: Tensor) -> Tensor:
         """A draft's logits [..., V'] on the target's device and vocabulary [..., V], see `fit_logits`; -inf at `unshared`."""
@@ -227,9 +225,8 @@ class ModelPair:
                 "no Unicode text"
             ) from None
         except Exception as error:  # tokenizers and chat templates have errors of their own
-            raise InputError(
-                f"the prompt could not be encoded ({type(error).__name__}: {first_line(error)})"
-            ) from error
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise InputError(f"the prompt could not be encoded ({reason})") from error
         warn_of_two_starts(tokenizer, ids)
         return ids
 
@@ -335,9 +332,8 @@ def unshared_by(
     """The tokens of a target's tokenizer that its drafts must not propose (`unshared_tokens`), by the drafts' tokenizers."""
     tokens = set[int]()
     for source in drafts:
-        tokens |= set(
-            unshared_tokens(tokenizer, load_tokenizer(source, revision, trust_remote_code), f"draft {source}")
-        )
+        other = load_tokenizer(source, revision, trust_remote_code)
+        tokens |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
     return tuple(sorted(tokens))
 
 
@@ -421,9 +417,8 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
-        raise InputError(
-            f"quantization={quantization} needs bitsandbytes: pip install 'acceptance-toolkit[quant]'"
-        ) from None
+        extra = "pip install 'acceptance-toolkit[quant]'"
+        raise InputError(f"quantization={quantization} needs bitsandbytes: {extra}") from None
     from transformers import BitsAndBytesConfig
 
     bits = BitsAndBytesConfig(load_in_8bit=quantization == "8bit", load_in_4bit=quantization == "4bit")

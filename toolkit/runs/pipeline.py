@@ -21,12 +21,11 @@ from toolkit.errors import InputError
 NAME = re.compile(r"\{([^{}$]*)\}")
 KEY = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")  # of the config, and what stands for a missing one
 ABSENT = object()
+Stages = Mapping[str, Any] | None
 NAMED = re.compile(r"[A-Za-z]\w*")  # what may name a config, and is put into an override as it is
 
 
-def run_stages(
-    stages: Mapping[str, Any] | None, root_dir: Path | str, folders: Mapping[str, Path] | None = None
-) -> dict[str, Path]:
+def run_stages(stages: Stages, root_dir: Path | str, folders: Mapping[str, Path] | None = None) -> dict[str, Path]:
     """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
 
     Overrides can name the folder of an earlier stage, or of one in `folders`, in braces: 'responses="{responses}"'. For
@@ -42,9 +41,7 @@ def run_stages(
     return done
 
 
-def plan_stages(
-    stages: Mapping[str, Any] | None, root_dir: Path | str, folders: Mapping[str, Path] | None = None
-) -> dict[str, Path]:
+def plan_stages(stages: Stages, root_dir: Path | str, folders: Mapping[str, Path] | None = None) -> dict[str, Path]:
     """What `run_stages` would do: every stage composed, checked and printed, none run.
 
     Returns folders that are named after the stages and do not exist. Raises InputError for the first fault.
@@ -109,9 +106,8 @@ def compose_for(
     if root_dir is not None:
         words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
     config = configs.compose(config_name, words, checked=False)
-    filled = OmegaConf.create(
-        _texts(marks.filled, OmegaConf.to_container(config, resolve=False)), flags={"struct": True}
-    )
+    content = _texts(marks.filled, OmegaConf.to_container(config, resolve=False))
+    filled = OmegaConf.create(content, flags={"struct": True})
     root = within._get_root() if OmegaConf.is_config(within) else {}
     for key in inherit:
         if root.get(key) is None or key not in filled:

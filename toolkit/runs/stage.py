@@ -239,9 +239,8 @@ def _is_done(stage: Stage, repairs: bool = False) -> bool:
     old = read_manifest(stage.folder)
     reason = _difference(stage.name, old, stage)
     if reason is not None:
-        raise StaleError(
-            f"{stage.folder} holds other work: {reason}; choose another paths.output_dir or overwrite=true"
-        )
+        advice = "choose another paths.output_dir or overwrite=true"
+        raise StaleError(f"{stage.folder} holds other work: {reason}; {advice}")
     if old.get("status") != "finished":
         return False
     files = {name: digest for name, digest in (old.get("files") or {}).items() if not name.startswith(SPARE)}

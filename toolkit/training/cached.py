@@ -121,9 +121,8 @@ class StoredStates(Examples):
         tensors, metadata = load_tensors(path, "file of hidden states", MEND)
         for key, what in OTHERS.items():
             if metadata.get(key) != self.owner[key]:
-                raise InputError(
-                    f"{path} holds states of {what}: expected {key} {self.owner[key]}, got {metadata.get(key)}; {MEND}"
-                )
+                other = f"expected {key} {self.owner[key]}, got {metadata.get(key)}"
+                raise InputError(f"{path} holds states of {what}: {other}; {MEND}")
         if tensors["hidden"].dtype != FORMAT:
             raise InputError(f"{path} holds states in {tensors['hidden'].dtype}, expected {FORMAT}; {MEND}")
         check_labels(tensors["labels"], str(path), MEND)
@@ -175,14 +174,12 @@ def rounded(hidden: Tensor) -> tuple[Tensor, float]:
     hidden = hidden.cpu()
     largest = float(hidden.abs().max())
     if not largest <= LARGEST:
-        raise InputError(
-            f"expected states of at most {LARGEST:,.0f} to keep them as float16, got {largest:g}; {INSTEAD}"
-        )
+        most = f"at most {LARGEST:,.0f} to keep them as float16"
+        raise InputError(f"expected states of {most}, got {largest:g}; {INSTEAD}")
     stored = hidden.to(FORMAT)
     norm = float(hidden.double().norm())
     lost = float((stored.double() - hidden.double()).norm()) / norm if norm else 0.0
     if lost > MOST_LOST:
-        raise InputError(
-            f"float16 would lose {lost:.1%} of the states' norm, expected at most {MOST_LOST:.0%}; {INSTEAD}"
-        )
+        most = f"expected at most {MOST_LOST:.0%}; {INSTEAD}"
+        raise InputError(f"float16 would lose {lost:.1%} of the states' norm, {most}")
     return stored, lost

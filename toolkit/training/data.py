@@ -106,14 +106,10 @@ class MixedData(ExampleData):
         self.states = {**online} if self.features == "online" else {**self._stored()}
         for name, states in self.states.items():
             if not online[name].num_examples:
-                raise InputError(
-                    f"{self.path}: no example of the {name} split holds a drafted token; mix more responses"
-                )
+                raise InputError(f"{self.path}: no example of the {name} split has a drafted token; mix more responses")
             if not states.num_examples:
-                raise InputError(
-                    f"no example of the {name} split has states in {self.cache_folder}: make them with "
-                    "data.on_missing=generate"
-                )
+                where = f"no example of the {name} split has states in {self.cache_folder}"
+                raise InputError(f"{where}: make them with data.on_missing=generate")
 
     def about(self) -> dict[str, Any]:
         names = ("target_fingerprint", "target_weights", "sampling", "mixing_ratio")

@@ -64,9 +64,8 @@ class ExampleData(ResumableData):
     Raises InputError if the folder is not finished, or the draft another one.
     """
 
-    made_by: ClassVar[
-        tuple[str, str, str]
-    ]  # the command, what its folder has beside the manifest, how messages call it
+    # The command, what its folder has beside the manifest, how messages call that.
+    made_by: ClassVar[tuple[str, str, str]]
 
     def __init__(self, path: str | Path, draft: Any, batch_size: int, shuffle: bool, seed: int):
         super().__init__()

@@ -80,9 +80,8 @@ class MixedTexts:
 
     def _responses(self) -> np.ndarray:
         if self._first is None:
-            raise InputError(
-                f"{self._where} does not say where prompts end, which this head needs: run data_gen.mix again"
-            )
+            advice = "which this head needs: run data_gen.mix again"
+            raise InputError(f"{self._where} does not say where prompts end, {advice}")
         return self._first
 
     def span(self, example: int) -> slice:
@@ -160,9 +159,8 @@ class OnlineStates(Examples):
         for example in sorted(examples, key=lambda example: (-self.texts.lengths[example], example)):
             longest = int(self.texts.lengths[chunk[0]]) if chunk else 0
             padding = longest - int(self.texts.lengths[example])
-            if len(chunk) == self.batch_size or (
-                longest * len(chunk) >= ENOUGH_TOKENS and padding > MOST_PADDING * longest
-            ):
+            wasteful = longest * len(chunk) >= ENOUGH_TOKENS and padding > MOST_PADDING * longest
+            if len(chunk) == self.batch_size or wasteful:
                 yield chunk
                 chunk = []
             chunk.append(example)
@@ -181,9 +179,8 @@ class OnlineStates(Examples):
             read = drafted.to(states.device)
             before = logits[row, (drafted - 1).to(logits.device)].float().log_softmax(-1).exp()
             confidence = picked(before, tokens[row, drafted].to(before.device)).to(states.device)
-            positions.append(
-                Positions(self._features(states[row], logits[row], texts[row], read, example), labels, confidence)
-            )
+            features = self._features(states[row], logits[row], texts[row], read, example)
+            positions.append(Positions(features, labels, confidence))
         return positions
 
     def _features(self, states: Tensor, logits: Tensor, text: Sequence[int], positions: Tensor, example: int) -> Tensor:

@@ -69,9 +69,7 @@ def check_processes(
     if not checkpoints:
         raise InputError("trainer=fsdp: expected callbacks.checkpoints: the whole weights are put together from them")
     if not rate:
-        raise InputError(
-            "trainer=fsdp: expected optimizer.lr=NUMBER: the trial that finds one trains whole copies of a head"
-        )
+        raise InputError("trainer=fsdp: expected optimizer.lr=NUMBER: the trial that finds one trains whole heads")
 
 
 class Processes:
@@ -106,9 +104,8 @@ class Processes:
             kinds = (TorchElasticEnvironment, SLURMEnvironment)
             environment = next((kind() for kind in kinds if kind.detect()), LightningEnvironment())
         except RuntimeError as error:  # Slurm's tasks are not what Lightning can use
-            raise InputError(
-                f"trainer.strategy={trainer.get('strategy', 'auto')} under Slurm: {first_line(error)}"
-            ) from None
+            strategy = trainer.get("strategy", "auto")
+            raise InputError(f"trainer.strategy={strategy} under Slurm: {first_line(error)}") from None
         if isinstance(environment, LightningEnvironment):
             rank_zero_only.rank = max(environment.node_rank(), environment.local_rank())  # type: ignore[attr-defined]
             return

@@ -186,9 +186,8 @@ def block_probs(trace: Trace) -> tuple[Tensor, Tensor]:
     Raises InputError if the recording does not hold p of all drafted tokens.
     """
     if trace.target_prob is None or bool(trace.target_prob.isnan().any()):
-        raise InputError(
-            f"head.output=block learns from p and q of all drafted tokens, which these traces lack: {MEND}"
-        )
+        lacking = "p and q of all drafted tokens, which these traces lack"
+        raise InputError(f"head.output=block learns from {lacking}: {MEND}")
     geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
     weight = torch.ones(trace.num_positions, dtype=torch.float64)
     steps, probs = [], []
@@ -314,9 +313,7 @@ class TracedData(ExampleData):
                 "head.round_depth=0, or data=mixed"
             )
         if reads[1] == "block" and self.hard_labels:
-            raise InputError(
-                "data.hard_labels: recordings hold no acceptance draws of whole rounds (head.output=block)"
-            )
+            raise InputError("data.hard_labels: recordings hold no draws for whole rounds (head.output=block)")
         if reads != (self.head_inputs, self.output):
             (self.head_inputs, self.output), self.states = reads, {}
 
