@@ -83,10 +83,7 @@ def _decoded(cfg: commands.Decode) -> Stage:
         lines = [
             {
                 "id": prompt.id,
-                "text": generation.text,
-                "token_ids": generation.token_ids,
-                "finish_reason": generation.finish_reason,
-                "error": generation.error,
+                **{name: getattr(generation, name) for name in ("text", "token_ids", "finish_reason", "error")},
                 "counts": asdict(generation.counts),
                 "rounds": [asdict(r) for r in generation.rounds],
                 "prompt": str(prompt.content),
@@ -127,26 +124,15 @@ def _export(stage: Stage, category: str, model_id: str) -> None:
         print("no spec_bench.jsonl: it needs batch_size=1, seconds of a batch are not those of a prompt")
         return
     stamp = datetime.fromisoformat(stage.manifest["time"]).timestamp()
-    answers = [
-        {
-            "question_id": number,
-            "category": category,
-            "answer_id": line["id"],
-            "model_id": model_id,
-            "choices": [
-                {
-                    "index": 0,
-                    "turns": [line["text"]],
-                    "decoding_steps": [len(line["rounds"])],
-                    "new_tokens": [line["counts"]["num_generated"]],
-                    "wall_time": [sum(r["draft_seconds"] + r["target_seconds"] for r in line["rounds"])],
-                    "accept_lengths": [r["num_produced"] for r in line["rounds"]],
-                }
-            ],
-            "tstamp": stamp,
-        }
-        for number, line in enumerate(good)
-    ]
+    answers = []
+    for number, line in enumerate(good):
+        rounds, counts = line["rounds"], line["counts"]
+        choice = {"index": 0, "turns": [line["text"]], "decoding_steps": [len(rounds)]}
+        choice |= {"new_tokens": [counts["num_generated"]]}
+        choice |= {"wall_time": [sum(r["draft_seconds"] + r["target_seconds"] for r in rounds)]}
+        choice |= {"accept_lengths": [r["num_produced"] for r in rounds]}
+        answer = {"question_id": number, "category": category, "answer_id": line["id"], "model_id": model_id}
+        answers.append({**answer, "choices": [choice], "tstamp": stamp})
     write_text(stage.folder / "spec_bench.jsonl", "".join(json.dumps(answer) + "\n" for answer in answers))
 
 

@@ -85,13 +85,8 @@ def _run(cfg: commands.Train) -> Path:
     data_class: type[ExampleData] = get_class(cfg.data._target_)
     inputs = [*data_class.all_inputs(data_folder, cfg.data), *pretrained_files(cfg.from_pretrained)]
     config = plain(cfg)
-    stage = open_stage(
-        "train",
-        {**config, "data": {**config["data"], "path": str(data_folder)}},
-        inputs=inputs,
-        ignore=IGNORED,
-        follows=not first,
-    )
+    config["data"]["path"] = str(data_folder)
+    stage = open_stage("train", config, inputs=inputs, ignore=IGNORED, follows=not first)
     if first:
         processes.wait()
     if not stage.finished:

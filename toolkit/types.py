@@ -293,13 +293,9 @@ class Counts:
 
     @classmethod
     def of(cls, rounds: list[Round]) -> Counts:
-        return cls(
-            num_drafted=sum(r.num_drafted for r in rounds),
-            num_draft_calls=sum(r.num_draft_calls for r in rounds),
-            num_target_calls=len(rounds),
-            num_generated=sum(r.num_produced for r in rounds),
-            num_discarded=sum(r.num_discarded for r in rounds),
-        )
+        drafted, draft_calls = sum(r.num_drafted for r in rounds), sum(r.num_draft_calls for r in rounds)
+        generated, discarded = sum(r.num_produced for r in rounds), sum(r.num_discarded for r in rounds)
+        return cls(drafted, draft_calls, len(rounds), generated, discarded)
 
 
 @dataclass

@@ -99,11 +99,8 @@ class DraftTraining(WholeSteps):
         for depth, (_, other) in enumerate(deeper, start=2):
             count = len(other.token_log_probs)
             self.log(f"val/alpha_{depth}", other.alpha.mean(), on_epoch=True, batch_size=count, sync_dist=True)
-        values = {
-            "val/alpha": seen.alpha.mean(),
-            "val/loss": self.loss(seen, 1.0).mean(),
-            "val/coverage": seen.has_row.float().mean(),
-        }
+        values = {"val/alpha": seen.alpha.mean(), "val/loss": self.loss(seen, 1.0).mean()}
+        values["val/coverage"] = seen.has_row.float().mean()
         self.log_dict(values, on_epoch=True, batch_size=len(batch.labels), sync_dist=True, prog_bar=True)
         covered = int(seen.has_row.sum())
         cross_entropy = -seen.token_log_probs[seen.has_row].sum() / max(covered, 1)

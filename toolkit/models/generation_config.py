@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import fields, replace
 from typing import Any
 
+from toolkit.errors import warn
 from toolkit.sampling import Sampling
 
 OBEYED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
@@ -38,10 +38,8 @@ def resolved(sampling: Sampling, model: Any) -> Sampling:
     neutral = {**{field.name: getattr(sampling, field.name) for field in fields(sampling)}, **OTHERS}
     different = [f"{name}={value}" for name, value in stored.items() if value != neutral[name] and value != []]
     if different:
-        warnings.warn(
+        warn(
             f"the target's generation_config is not followed: it says {', '.join(different)} (sampling.generation_config="
-            f"true follows {', '.join(OBEYED)})",
-            RuntimeWarning,
-            stacklevel=1,
+            f"true follows {', '.join(OBEYED)})"
         )
     return sampling

@@ -6,7 +6,6 @@ import operator
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from toolkit.config.values import check_ranges, checked, shown
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.engine.hidden_states import give_layers
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 from toolkit.files.text import first_line
 from toolkit.models import eagle3, gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
@@ -350,10 +349,8 @@ def unshared_tokens(target: Any, draft: Any, name: str = "the draft") -> list[in
     special = {index for tokenizer in (target, draft) for index in getattr(tokenizer, "added_tokens_decoder", {})}
     different = _different_tokens(target, draft, name, special)
     if different:
-        warnings.warn(
-            f"special tokens differ between target and {name}, which never proposes them: {', '.join(map(str, different))}",
-            RuntimeWarning,
-            stacklevel=1,
+        warn(
+            f"special tokens differ between target and {name}, which never proposes them: {', '.join(map(str, different))}"
         )
     return different
 

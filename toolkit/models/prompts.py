@@ -142,10 +142,5 @@ def _parse(line: str) -> Prompt:
     fits = (isinstance(turn, dict) and isinstance(turn.get(key), str) for turn in turns for key in ("role", "content"))
     if messages is not None and not (isinstance(messages, list) and all(fits)):
         raise InputError('expected messages as a list of {"role": "...", "content": "..."}')
-    return Prompt(
-        id="" if id_ is None else str(id_),
-        prompt=prompt,
-        answer=None if answer is None else str(answer),
-        messages=None if messages is None else tuple(messages),
-        extra=row,
-    )
+    answer, messages = None if answer is None else str(answer), None if messages is None else tuple(messages)
+    return Prompt("" if id_ is None else str(id_), prompt, answer, messages, row)

@@ -97,16 +97,9 @@ class Stage:
 
     def _write(self, status: str, facts: Mapping[str, Any]) -> None:
         lock.take(self.folder, self._lock)
-        manifest = {
-            "stage": self.name,
-            "status": status,
-            "config": self.identity,
-            "given": self.contents.paths,
-            "models": self.contents.models,
-            "inputs": self.inputs,
-            **provenance(),
-            **facts,
-        }
+        manifest = {"stage": self.name, "status": status, "config": self.identity}
+        manifest |= {"given": self.contents.paths, "models": self.contents.models, "inputs": self.inputs}
+        manifest |= {**provenance(), **facts}
         write_json(self.folder / MANIFEST, {**manifest, "checksum": checksum(manifest)})
 
 
@@ -311,25 +304,16 @@ def provenance() -> dict[str, Any]:
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    return {
-        "argv": sys.argv,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {platform.system()}",
-        "versions": versions,
-        "revision": revision(),
-    }
+    machine = {"python": platform.python_version(), "machine": f"{platform.machine()}, {platform.system()}"}
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"argv": sys.argv, "time": time, **machine, "versions": versions, "revision": revision()}
 
 
 @cache
 def revision() -> str:
     """The code's git revision, with + if the tree has changes; "unknown" outside a checkout. Read once per process."""
-    options: dict[str, Any] = {
-        "cwd": Path(__file__).resolve().parent,
-        "capture_output": True,
-        "text": True,
-        "check": True,
-    }
+    here = Path(__file__).resolve().parent
+    options: dict[str, Any] = {"cwd": here, "capture_output": True, "text": True, "check": True}
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **options)
         status = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command

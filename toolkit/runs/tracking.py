@@ -39,12 +39,8 @@ UNNAMED = (
 )  # fmt: skip  # keys that do not say what sets a run apart
 LINKS = ("latest-run", "debug.log", "debug-internal.log")  # that wandb makes beside its runs
 MODES: tuple[Mode, ...] = ("online", "offline", "disabled")
-SPELLINGS: dict[str, Mode] = {
-    "run": "online",
-    "shared": "online",
-    "dryrun": "offline",
-    **{mode: mode for mode in MODES},
-}
+OTHER_MODES: dict[str, Mode] = {"run": "online", "shared": "online", "dryrun": "offline"}
+SPELLINGS: dict[str, Mode] = OTHER_MODES | {mode: mode for mode in MODES}
 _tags: tuple[str, ...] = ()  # of the experiment under way
 
 

@@ -85,11 +85,9 @@ def yardsticks(
             has_label = ~labels[:, output].isnan()
             scores.update(logits[has_label, output], labels[has_label, output])
         confident.update(torch.logit(batch.confidence.double(), eps=SMALLEST), labels[:, 0])
-    results = {
-        f"{PROBE}/{name}{suffix}": float(scores.compute()[name])
-        for suffix, scores in zip(suffixes, probed, strict=True)
-        for name in COMPARED
-    }
+    results: dict[str, float] = {}
+    for suffix, scores in zip(suffixes, probed, strict=True):
+        results |= {f"{PROBE}/{name}{suffix}": float(scores.compute()[name]) for name in COMPARED}
     return results | {f"{CONFIDENCE}/{name}{suffixes[0]}": float(confident.compute()[name]) for name in COMPARED}
 
 

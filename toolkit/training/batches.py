@@ -98,14 +98,9 @@ class ResumableData(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         trainer: Any = self.trainer
-        return {
-            "examples": self.states["train"].num_examples,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "processes": trainer.world_size,
-            "limit_train_batches": trainer.limit_train_batches,
-        }
+        own = {"batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
+        theirs = {"processes": trainer.world_size, "limit_train_batches": trainer.limit_train_batches}
+        return {"examples": self.states["train"].num_examples, **own, **theirs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises InputError if the checkpoint's training had other batches: their rest is not the rest of these."""

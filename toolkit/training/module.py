@@ -111,11 +111,10 @@ class HeadTraining(WholeSteps):
 
     def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
         """All scores under their keys: val/ece, val/ece_corrected, ..."""
-        return {
-            f"val/{name}{suffix}": value
-            for suffix, metric in scores.items()
-            for name, value in metric.compute().items()
-        }
+        values: dict[str, Tensor] = {}
+        for suffix, metric in scores.items():
+            values |= {f"val/{name}{suffix}": value for name, value in metric.compute().items()}
+        return values
 
     @classmethod
     def score_names(cls) -> list[str]:

@@ -211,13 +211,8 @@ def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, positions: Tensor
     present = at >= first
     before = (at - 1).clamp(min=0)
     entropy = torch.special.entr(probs).sum(-1)
-    entries = (
-        states[before],
-        tokens[at.clamp(min=0)],
-        token_prob[before],
-        entropy[before],
-        probs.topk(2, -1).values[before],
-    )
+    read, top = tokens[at.clamp(min=0)], probs.topk(2, -1).values[before]
+    entries = (states[before], read, token_prob[before], entropy[before], top)
     hidden, token_ids, prob, entropies, top = (v * present.view(*present.shape, *[1] * (v.dim() - 2)) for v in entries)
     likelihood, number = log_probs.cumsum(0)[positions - 1].float(), (positions - first + 1).float()
     return Earlier(hidden, token_ids, prob, entropies, top, present, likelihood, number)

@@ -313,7 +313,7 @@ class TracedData(ExampleData):
                 "head.round_depth=0, or data=mixed"
             )
         if reads[1] == "block" and self.hard_labels:
-            raise InputError("data.hard_labels: recordings hold no draws for whole rounds (head.output=block)")
+            raise InputError("data.hard_labels: traces hold no acceptance draws of whole rounds (head.output=block)")
         if reads != (self.head_inputs, self.output):
             (self.head_inputs, self.output), self.states = reads, {}
 

@@ -69,16 +69,13 @@ def table_rows(folder: Path) -> list[dict[str, str]]:
     names = list(dict.fromkeys(name for setting in settings for name in setting))
     varied = [name for name in names if len({setting.get(name) for setting in settings}) > 1]
     scores = list(dict.fromkeys(name for job in jobs for name in job.get("scores", {})))
-    return [
-        {
-            "job": str(job["job"]),
-            **{name: setting.get(name, "") for name in varied},
-            **{name: _shown(job.get("scores", {}).get(name)) for name in scores},
-            "status": job["status"] if job["status"] == "done" else f"{job['status']}: {job['error']}",
-            "folder": job.get("folder", ""),
-        }
-        for job, setting in zip(jobs, settings, strict=True)
-    ]
+    rows = []
+    for job, setting in zip(jobs, settings, strict=True):
+        row = {"job": str(job["job"]), **{name: setting.get(name, "") for name in varied}}
+        row |= {name: _shown(job.get("scores", {}).get(name)) for name in scores}
+        status = job["status"] if job["status"] == "done" else f"{job['status']}: {job['error']}"
+        rows.append({**row, "status": status, "folder": job.get("folder", "")})
+    return rows
 
 
 def _jobs(folder: Path) -> list[dict[str, Any]]:

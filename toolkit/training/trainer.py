@@ -143,11 +143,8 @@ class Curves(pl.Callback):
 
     def _log(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         now = perf_counter()
-        values = {
-            "train/loss": float(self.total / self.weight),
-            "train/lr": self.learning_rate,
-            "perf/tokens_per_second": int(self.num_positions) / max(now - self.started, 1e-9),
-        }
+        values = {"train/loss": float(self.total / self.weight), "train/lr": self.learning_rate}
+        values["perf/tokens_per_second"] = int(self.num_positions) / max(now - self.started, 1e-9)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)
         for name in ("train/loss", "perf/tokens_per_second"):
