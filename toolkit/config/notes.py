@@ -34,23 +34,22 @@ class Interval:
 
     def __str__(self) -> str:
         """As a message says it: "at least 0", "a number above 0", "a number in [0, 1]"."""
-        if math.isinf(self.high):
-            return f"{'a number above' if self.ends[0] == '(' else 'at least'} {self.low:g}"
-        return f"{self.what} {self.brackets}"
+        return self._worded(f"{self.what} in", "a number above", "at least")
 
     @property
     def clause(self) -> str:
         """After "a number": "of at least 0", "above 0", "in [0, 1]"."""
-        if math.isinf(self.high):
-            return f"{'above' if self.ends[0] == '(' else 'of at least'} {self.low:g}"
-        return self.brackets
+        return self._worded("in", "above", "of at least")
 
     @property
     def brackets(self) -> str:
         """As a table says it: "in [0, 1]", "> 0", ">= 0"."""
+        return self._worded("in", ">", ">=")
+
+    def _worded(self, within: str, above: str, at_least: str) -> str:
         if math.isinf(self.high):
-            return f"{'>' if self.ends[0] == '(' else '>='} {self.low:g}"
-        return f"in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
+            return f"{above if self.ends[0] == '(' else at_least} {self.low:g}"
+        return f"{within} {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
 
 
 def Between(low: float, high: float, ends: str = "[]") -> Interval:

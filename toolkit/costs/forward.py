@@ -43,9 +43,8 @@ class CostModel:
 
 def fit_forward(width: Array, context: Array, seconds: Array) -> ForwardCost:
     """Least squares of seconds [n] on (1, width, context) [n] each; columns that do not vary are left out."""
-    columns = [np.ones_like(seconds)]
     varying = [values for values in (width, context) if np.ptp(values) > 0]
-    beta, r2 = least_squares(np.stack([*columns, *varying], 1), seconds)
+    beta, r2 = least_squares(np.stack([np.ones_like(seconds), *varying], 1), seconds)
     slopes = iter(beta[1:].tolist())
     per_token, per_context = (next(slopes) if np.ptp(values) > 0 else 0.0 for values in (width, context))
     return ForwardCost(float(beta[0]), per_token, per_context, r2)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,15 +114,11 @@ def padded_pair(
     target_preset, draft_preset  names in PRESETS; None: not padded. Heads trained on a draft do not fit its padded form
     """
     pair = ModelPair.from_pretrained(target, draft, device=device, dtype=dtype, **options)
-    sizes = "-".join(preset for preset in (target_preset, draft_preset) if preset)
-    return replace(
-        pair,
-        target=pad_to_preset(pair.target, target_preset, seed),
-        draft=None,
-        drafts=[pad_to_preset(model, draft_preset, seed) for model in pair.drafts],
-        name=f"{pair.name}-{sizes}" if sizes else pair.name,
-        head=pair.head if draft_preset is None else None,
-    )
+    name = "-".join([pair.name, *filter(None, (target_preset, draft_preset))])
+    target_model = pad_to_preset(pair.target, target_preset, seed)
+    drafts = [pad_to_preset(model, draft_preset, seed) for model in pair.drafts]
+    head = pair.head if draft_preset is None else None
+    return replace(pair, target=target_model, draft=None, drafts=drafts, name=name, head=head)
 
 
 def pad_to_preset(model: Any, preset: str | None, seed: int = 0) -> Any:
@@ -193,20 +188,6 @@ def _copies(group: int, new_group: int) -> int:
     return math.ceil(group / new_group)
 
 
-# -- building ---------------------------------------------------------------------------------------------------------
-
-
-def _readers(layer: Any) -> Iterator[nn.Linear]:
-    """The projections that read the residual stream."""
-    attention, mlp = layer.self_attn, layer.mlp
-    yield from (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
-
-
-def _writers(layer: Any) -> Iterator[nn.Linear]:
-    """The projections that add to the residual stream."""
-    yield from (layer.self_attn.o_proj, layer.mlp.down_proj)
-
-
 def _fill_dead(model: Any, source: Any, seed: int) -> None:
     """Fill with zeros whatever would reach the output, and with random numbers everything else."""
     generator = torch.Generator(model.device).manual_seed(seed)
@@ -215,11 +196,14 @@ def _fill_dead(model: Any, source: Any, seed: int) -> None:
     if not model.config.tie_word_embeddings:
         model.lm_head.weight.normal_(0.0, spread, generator=generator)
     for layer in model.model.layers:
-        for linear in _readers(layer):
+        attention, mlp = layer.self_attn, layer.mlp
+        readers = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
+        writers = (attention.o_proj, mlp.down_proj)  # they add to the residual stream
+        for linear in readers:
             linear.weight.normal_(0.0, spread, generator=generator)
-        for linear in _writers(layer):
+        for linear in writers:
             linear.weight.zero_()
-        for linear in (*_readers(layer), *_writers(layer)):
+        for linear in (*readers, *writers):
             if linear.bias is not None:
                 linear.bias.zero_()
     shrink = math.sqrt(source.hidden_size / model.config.hidden_size)
@@ -231,9 +215,6 @@ def _norms(model: Any) -> list[Any]:
     """All RMSNorms: two per layer, in order, and the last one."""
     inner = [norm for layer in model.model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     return [*inner, model.model.norm]
-
-
-# -- the source's weights ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

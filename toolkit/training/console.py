@@ -15,6 +15,8 @@ from rich.tree import Tree
 
 from toolkit.files import terminal
 
+UNFITTING = ("smaller than the logging interval", "your dataloader is not resumable", "sync_dist=True",
+             "Found .* in eval mode", "`isinstance\\(treespec, LeafSpec\\)` is deprecated")  # fmt: skip
 FIRST = 10  # seconds of a training before the first line that says how long it takes
 OF_EPOCH = ("train/loss", "val/log_loss_calibrated", "val/auroc", "val/auroc_accepted", "val/loss", "val/alpha",
             "val/cross_entropy", "perf/tokens_per_second")  # fmt: skip
@@ -55,13 +57,7 @@ def quiet_lightning() -> None:
     """
     for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for warning in (
-        "smaller than the logging interval",
-        "your dataloader is not resumable",
-        "sync_dist=True",
-        "Found .* in eval mode",
-        "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
-    ):
+    for warning in UNFITTING:
         warnings.filterwarnings("ignore", message=f".*{warning}")
 
 
