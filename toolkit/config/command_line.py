@@ -85,9 +85,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
 def tidy_overrides(argv: Sequence[str]) -> list[str]:
     """`experiment=x` (the usual template's spelling) means `+experiment=x`, and keys of grids take no + either.
 
-    Debug comes last, so that it wins.
-
-    Flags keep their values and their order: those in front stay in front, all others follow the overrides.
+    Debug comes last, so that it wins. Flags keep their order: those in front stay there, all others follow the overrides.
     """
     words, front, last = list[str](), list[str](), list[str]()
     waiting, options = list(argv), _parser()._option_string_actions

@@ -203,9 +203,8 @@ def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
 def check_ranges(part: object, prefix: str = "") -> None:
     """Raises InputError if an attribute is not of the type, or not in the range, that its class annotates.
 
-    Looked at are fields of a dataclass, or `__init__`'s arguments that the object keeps under their own names.
-
-    prefix  what the message puts before the name: "policy."
+    Looked at are fields of a dataclass, or `__init__`'s arguments that the object keeps under their own names. The message puts
+    `prefix` before the name.
     """
     kind: Any = type(part)
     always = _always(kind)

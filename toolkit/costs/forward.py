@@ -53,9 +53,8 @@ def fit_forward(width: Array, context: Array, seconds: Array) -> ForwardCost:
 def fit_rounds(generations: Sequence[Generation]) -> CostModel:
     """The cost model of rounds decoded one row at a time (seconds of a batch belong to no single row).
 
-    A round's draft seconds are spread evenly over its draft forward passes; rounds without a draft say nothing of it. The
-    target's hold the loop's own work. The first round of a prompt reads the prompt and is left out.
-
+    A round's draft seconds are spread evenly over its draft forward passes. The target's hold the loop's own work. The first
+    round of a prompt reads the prompt and is left out.
     Raises InputError if too few rounds remain.
     """
     draft, target = [], []

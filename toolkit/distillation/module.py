@@ -32,13 +32,7 @@ PLAIN = EngineOptions(cuda_graphs="off")  # weights change between calls
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """How often, and how, a batch's texts are drawn from the draft.
-
-    lmbda     probability that they are
-    sampling  the responses'
-    ends      tokens that end a text
-    seed      of the choice and of the texts
-    """
+    """How a batch's texts are drawn from the draft, with probability `lmbda`; ends: tokens that end a text."""
 
     lmbda: float
     sampling: Sampling
@@ -53,11 +47,7 @@ class DraftTraining(WholeSteps):
     entropy: over the covered ones), and read the whole of p, whatever the training reads.
 
     draft        a causal language model, in evaluation mode (no dropout); nothing else is in the checkpoints
-    teacher      what says log p
-    loss         per position
     temperature  of q
-    on_policy    texts of the draft's own
-    optimizer, scheduler, about  as in `WholeSteps`
     """
 
     def __init__(

@@ -111,11 +111,7 @@ def log_probs_of(
 
 
 class OnlineTeacher:
-    """The target reads every batch.
-
-    target       a causal language model
-    temperature  of p
-    """
+    """The target, a causal language model, reads every batch. temperature: of p."""
 
     def __init__(self, target: Any, temperature: float, about: Weights | None = None):
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size(target)

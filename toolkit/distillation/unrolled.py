@@ -216,11 +216,7 @@ def selected(expected: Expected, index: Tensor) -> Expected:
 
 
 class UnrolledTraining(DraftTraining):
-    """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1.
-
-    states  of the target
-    kind    depth and decay
-    """
+    """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1."""
 
     def __init__(self, *args: Any, states: TargetStates, kind: Unrolled, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -53,10 +53,8 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
     """One EAGLE-3 draft.
 
     config         of its decoder layer; `vocab_size` is the target's V
-    target_layers  layers of the target whose states it reads, as `hidden_states[i]` of transformers: 0 is the embedding
-    target_width   W
+    target_layers  layers of the target whose states [..., W] it reads, as `hidden_states[i]` of transformers
     kept           tokens [V'] of its output rows, in their order
-    flags          those of FLAGS that are set
     """
 
     def __init__(

@@ -81,7 +81,6 @@ def write(path: Path, model: Any, tokenizer: Any, like: Path | None = None) -> P
 
     like  a GGUF file with the same tokenizer, whose description of it is copied (llama.cpp names its ways of splitting
           text, which no tokenizer.json does); None: it is written from the tokenizer, a byte-level BPE, as "default"
-
     Raises InputError for another class of model or tokenizer.
     """
     check_packages(path, "gguf")

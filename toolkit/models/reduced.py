@@ -52,11 +52,8 @@ def most_frequent(
 ) -> list[int]:
     """Choose `count` of a draft's output tokens: the most frequent ones of responses (FR-Spec, section 3).
 
-    Tokens that are equally frequent there are ordered by frequency in the prompts, then by id: a byte-pair encoding numbers
-    its tokens by frequency. The tokens that end a text are among them.
-
-    texts  prompts and responses
-
+    Tokens that are equally frequent there are ordered by frequency in the prompts, then by id. The tokens that end a text are
+    among them.
     Raises InputError for a count that is not above the number of these ends, or above that of `tokens`.
     """
     ends = set(end_ids) & set(tokens)

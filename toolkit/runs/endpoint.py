@@ -28,11 +28,7 @@ LONGEST_REPLY = 2**22  # bytes
 
 
 class Silent(Exception):
-    """No answer came, and another try may bring one.
-
-    wait    how long the server asks for, in seconds
-    status  of HTTP, if there was one
-    """
+    """No answer came, and another try may bring one, after the seconds that the server asks for."""
 
     def __init__(self, reason: str, wait: float | None = None, status: int | None = None):
         super().__init__(reason)
@@ -58,11 +54,10 @@ class Wrong(InputError):
 class Client:
     """A client of one endpoint.
 
-    url      where requests go; `address` is the same for people: without a query
-    key      sent as a bearer token; None: nothing is sent
+    url      where requests go; `address` is the same without a query
+    key      sent as a bearer token
     seconds  one try may take, the answer's last byte included
-    who      how messages call it: "the judge"
-    mend     what `Wrong` says after the status
+    who      how messages call it: "the judge"; mend: what `Wrong` says after the status
     """
 
     def __init__(self, url: str, key: str | None, seconds: float, who: str, mend: str):

@@ -55,8 +55,7 @@ def figure(
 ) -> Iterator[Any]:
     """Axes [rows, columns] to draw on; at the end they are saved as `path` (.png), and as .pdf and .svg beside it.
 
-    width   one column of a two-column page, or both
-    aspect  height / width of the whole figure
+    width: one column of a two-column page, or both; aspect: height / width of the whole figure
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -94,8 +94,6 @@ def compose_for(
     within   a node of the config that the overrides come from. "${key}" is that config's text; so is
              "${oc.select:key,default}", or the default
     inherit  nodes of that config that replace the composed config's own, whole: [pair]
-
-    While the overrides are parsed, a mark stands for each folder; no text contains such a mark.
     """
     from omegaconf import OmegaConf
 

@@ -10,13 +10,7 @@ import sys
 
 
 class TokenBar:
-    """A bar over the tokens of some rows.
-
-    title     what the bar and the line before it are called
-    num_rows  rows to be made
-    most      the longest a row can become, in tokens
-    work      a line printed before the work begins; None: rows and tokens at most
-    """
+    """A bar over the tokens of some rows, each of at most `most`; work: a line that is printed before."""
 
     def __init__(self, title: str, num_rows: int, most: int, work: str | None = None):
         from tqdm.auto import tqdm

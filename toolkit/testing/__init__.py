@@ -225,9 +225,8 @@ class ExpectedTree:
 def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, most: int = 5) -> None:
     """Rows of a batch of three behave like three batches of one, and only what a `Step` names is read.
 
-    Raises AssertionError otherwise. A policy that reads more of a live step, such as `probs`, cannot be replayed.
-
-    policy  bound (`StoppingPolicy.bind`), its heads for states of `hidden_size`, if it has any
+    Raises AssertionError otherwise. A policy that reads more of a live step, such as `probs`, cannot be replayed. It is bound
+    (`StoppingPolicy.bind`), its heads are for states of `hidden_size`.
     """
     generator = torch.Generator().manual_seed(0)
     together = policy.init(3, torch.device("cpu"))

@@ -64,14 +64,11 @@ def pad_model(
 ) -> Any:
     """A larger Llama that computes the same logits as `model`; `model` stays as it is.
 
-    hidden_size, intermediate_size, num_layers  of the new model, none smaller than the source's
     num_heads      None: enough to fill the hidden size
     num_kv_heads   None: the source's number of query heads per key-value head
-    head_dim       a multiple of the source's; None: the same
-    vocab_size     None: the same
+    head_dim       a multiple of the source's; None, as of the other sizes: the same
     device, dtype  where and in which format it is built, once: 8b takes 13 GiB in bfloat16; None: the source's
     seed           of the random weights that reach no output
-
     Raises InputError if `model` is not a Llama, or does not fit into the new shape.
     """
     from transformers import AutoModelForCausalLM
@@ -108,11 +105,7 @@ def padded_pair(
     seed: int = 0,
     **options: Any,
 ) -> ModelPair:
-    """A pair of padded models: the toy pair's, or any Llamas'.
-
-    target, draft, options       as in `ModelPair.from_pretrained`
-    target_preset, draft_preset  names in PRESETS; None: not padded. Heads trained on a draft do not fit its padded form
-    """
+    """A pair of padded models; options: of `ModelPair.from_pretrained`; None as a preset: not padded."""
     pair = ModelPair.from_pretrained(target, draft, device=device, dtype=dtype, **options)
     name = "-".join([pair.name, *filter(None, (target_preset, draft_preset))])
     target_model = pad_to_preset(pair.target, target_preset, seed)

@@ -30,15 +30,12 @@ MOST_PADDING = 0.05  # of the longest one; another forward pass begins with that
 class MixedTexts:
     """A split of mixed data as flat arrays: tokens of all examples, positions of drafted tokens, and their labels.
 
-    Examples without a drafted token are left out. An example is read up to its last drafted token: the tokens after it have
-    no label, and the draft's states before them do not depend on them.
+    Examples without a drafted token are left out. An example is read up to its last drafted token.
 
     split  a datasets.Dataset with the columns of data_gen.mix
     where  names it in messages; mend: says there what to do
-
-    num_examples, num_positions  examples with drafted tokens, drafted tokens in all
-    counts [examples]            drafted tokens of each
-    lengths [examples]           tokens up to the last drafted one
+    counts [examples]   drafted tokens of each
+    lengths [examples]  tokens up to the last drafted one
     Raises InputError if a label is not a probability.
     """
 
@@ -198,7 +195,7 @@ def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, positions: Tensor
     """The `count` newest positions up to and including each of `positions` [n]: what the draft has once it has read them.
 
     Live decoding keeps the same. An entry holds the state that its token was drawn from, its token (drafted or the target's)
-    and the shape of q. Positions are those of the response. Distributions are the draft's own, over its whole output layer.
+    and the shape of q, the draft's own over its whole output layer.
 
     states [T, D], logits [T, V] after every token, tokens [T]; first: the response's first position, from 1
     """

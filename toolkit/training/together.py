@@ -29,11 +29,7 @@ OF_MEMBER = ("best_score", "best", "waited", "epochs")
 
 @dataclass
 class Member:
-    """One head in training.
-
-    best, best_score  its best state so far and that state's score
-    waited            validations since then
-    """
+    """One head in training: its best state so far, that state's score, and the validations that it has waited since."""
 
     name: str
     module: HeadTraining

@@ -39,9 +39,7 @@ REFERENCE = 1024.0  # what a share of a step's loss is divided by until the step
 class WholeSteps(pl.LightningModule):
     """A module whose training step ends with `share_of_step`.
 
-    optimizer  of the parameters, a partial
-    scheduler  of (optimizer, num_steps), one step per batch; None: constant rate
-    about      travels in every checkpoint
+    scheduler: of (optimizer, num_steps), one step per batch; None: constant rate; about: travels in every checkpoint
     """
 
     def __init__(
@@ -97,9 +95,8 @@ class WholeSteps(pl.LightningModule):
 class Curves(pl.Callback):
     """Logs train/loss, train/lr and perf/tokens_per_second (positions with a label).
 
-    The loss is the quotient of sums over all batches and processes since the last line. Checkpoints hold the sums, so that
-    a resumed training logs the same lines. As a callback, and not in the module, this runs before the checkpoint of the
-    same step is saved.
+    The loss is the quotient of sums over all batches and processes since the last line. Checkpoints hold the sums. As a
+    callback, and not in the module, this runs before the checkpoint of the same step is saved.
     """
 
     def __init__(self) -> None:
