@@ -27,7 +27,7 @@ METRICS, RUN_ID = "metrics.csv", "wandb_run_id.txt"
 class MetricsFile(Logger):
     """One line per step that something was logged at, in metrics.csv.
 
-    Lightning's CSVLogger empties its file when a run is resumed. This one keeps the lines before `first_step`, the checkpoint's.
+    Lightning's CSVLogger empties its file when a run is resumed. This one keeps the lines before `first_step`.
     """
 
     def __init__(self, folder: Path | str, first_step: int = 0):
