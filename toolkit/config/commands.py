@@ -63,6 +63,9 @@ SMALL_RATIOS = [0.05, 0.1, 0.2, 0.3, 0.5]
 TABLE_COSTS = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]
 OF_TREES = ["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"]
 COST_RANGE = [0.05, 5.0]
+LOAD_DRAFT = {"_target_": "toolkit.models.pair.load_draft", "source": "${pair.draft}", "device": "cpu",
+              "dtype": "${pair.dtype}"}  # fmt: skip
+READ_RESPONSES = {"_target_": "data_gen.texts.read_responses", "_partial_": True}
 READ_ROWS = {"_target_": "data_gen.responses.read_rows", "_partial_": True}
 Hardware = Literal["h100", "h200", "a100", "l40s", "cpu"]
 
@@ -88,14 +91,7 @@ class OnPair(ConfigSection):
 
 
 class ReadsDraft(OnPair):
-    draft: Annotated[
-        Any, ConfigGroup("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"
-    ] = {
-        "_target_": "toolkit.models.pair.load_draft",
-        "source": "${pair.draft}",
-        "device": "cpu",
-        "dtype": "${pair.dtype}",
-    }
+    draft: Annotated[Any, ConfigGroup("draft"), "the pair's draft, read for its embeddings"] = LOAD_DRAFT
 
 
 class OnPrompts(OnPair):
@@ -200,33 +196,23 @@ class Distill(Command, OnPair, Trains):
     module, example = "toolkit.distill", "responses=[FOLDER,...] loss=lk"
     appended = ("experiment",)
     responses: Annotated[Inputs, "folders of data_gen.responses: the target's own texts"]
-    read: Annotated[Any, ConfigGroup("read"), "what reads them"] = {
-        "_target_": "data_gen.texts.read_responses",
-        "_partial_": True,
-    }
+    read: Annotated[Any, ConfigGroup("read"), "what reads them"] = READ_RESPONSES
     data: Annotated[Any, ConfigGroup("data"), "how they become batches"]
     loss: Annotated[Any, ConfigGroup("loss"), "what is minimised"]
     teacher: Annotated[Any, ConfigGroup("teacher"), "where the target's probabilities come from"]
     from_pretrained: Annotated[
         str | None, HubData(kind="model"), "a folder or hub name to begin with; null: fresh weights"
     ] = "${pair.draft}"
-    layers: (
-        Annotated[
-            Count | list[Annotated[int, AtLeast(0)]],
-            "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
-        ]
-        | None
-    ) = None
+    layers: Annotated[
+        Count | list[Annotated[int, AtLeast(0)]] | None,
+        "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
+    ] = None
     kind: Annotated[Any, ConfigGroup("kind", nullable=True), "null: one of its own; eagle3: one that reads states"] = (
         None
     )
-    vocabulary: (
-        Annotated[
-            Count,
-            "V': output tokens that the draft keeps, the most frequent of the responses; null, or all there are: all",
-        ]
-        | None
-    ) = None
+    vocabulary: Annotated[
+        Count | None, "V': output tokens that the draft keeps, the most frequent of the responses; null: all"
+    ] = None
     exports: Annotated[
         list[Literal["plain", "gguf"]],
         "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama)",
@@ -295,9 +281,7 @@ class Traces(Command, OnPair, Shared):
     sampling: Annotated[Mapping[str, Any] | None, "of a .jsonl file: {temperature: 1.0, ...}"] = None
     limit: Annotated[Count, "only the first so many texts"] | None = None
     heads: Annotated[
-        Mapping[str, str] | None,
-        Head(),
-        "{NAME: FOLDER}: acceptance heads whose estimates are stored; null: the pair's own, if it ships one, as `own`",
+        Mapping[str, str] | None, Head(), "{NAME: FOLDER}: heads whose estimates are stored; null: the pair's, as `own`"
     ] = None
     hidden: Annotated[bool, "store the draft's states: any further head can then be replayed here"] = False
     upper_bound: Annotated[bool, "run the target along the roll-outs, too: the upper bound needs it"] = False
@@ -405,9 +389,7 @@ class Advise(Command, UnderLoad, Intervals):
         "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
     ] = "half"
     responses: Annotated[
-        str | None,
-        File(),
-        "advise from vLLM's answers instead, one JSON object per line, with its counts per request; no model is loaded",
+        str | None, File(), "advise from vLLM's answers instead, JSONL with counts per request; no model is loaded"
     ] = None
     cost_ratio: Annotated[Positive, "c, draft forward / target forward, with `responses`"] = 0.2
 
@@ -456,10 +438,7 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     module, example = "analysis.timing", "prompts=toy_math prompts.limit=40"
     num_drafted: Annotated[list[Count], "fixed K whose rounds the seconds are regressed on"] = [1, 2, 4, 8]
     head: Annotated[
-        str | None,
-        Head(),
-        "acceptance head for the row of SpecDec++; null: the pair's own, or no such row if it has none; with `traces`: "
-        "the head whose price is solved",
+        str | None, Head(), "of the row of SpecDec++; null: the pair's own; with `traces`: whose price is solved"
     ] = None
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"] = 2
     batch_sizes: Annotated[list[Count], "also time forwards at these; writes costs.json; []: do not"] = []
@@ -467,8 +446,7 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     traces: Annotated[
         str | None,
         File(),
-        "solve the rate rule's price on this folder of data_gen.traces (hidden=true, or recorded with the head); nothing "
-        "is timed then",
+        "solve the rate rule's price on these traces (hidden=true, or with the head); nothing is timed",
     ] = None
     cost_ratios: Annotated[list[Positive], "of the prices: c, draft forward / target forward"] = SMALL_RATIOS
     min_drafted: Annotated[Count, "of the prices: shortest round"] = 1
@@ -536,10 +514,7 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
     frequencies: Annotated[list[str], File(), "data_gen.responses to prompts that drafts were trained on"] = []
     measured: Annotated[bool, "time forward passes here, instead of cost_ratio; the best draft goes to best/"] = False
     copies: Annotated[
-        str | Folders | None,
-        File(),
-        "fit the acceptance of copied tokens instead, to these: folders of data_gen.responses, of prompts to train on; "
-        "dev_share of their texts is held out",
+        Inputs | None, "fit the acceptance of copied tokens instead, to these responses; dev_share of them is held out"
     ] = None
     earlier: Annotated[str | None, File(), "with `copies`: other responses that are copied from, too"] = None
     limit: Annotated[Count, "only the first so many texts of each"] | None = None

@@ -56,17 +56,17 @@ def digests(paths: Sequence[Path]) -> list[str]:
     from tqdm.auto import tqdm
 
     try:
-        remembered = [_remembered(path) for path in paths]
-        unread = [path for path, sha256 in zip(paths, remembered, strict=True) if sha256 is None]
-        size, fresh = sum(path.stat().st_size for path in unread), dict[Path, str]()
+        by_path = {path: _remembered(path) for path in paths}
+        unread = [path for path, sha256 in by_path.items() if sha256 is None]
+        size = sum(path.stat().st_size for path in unread)
         with tqdm(total=size, desc="checking files", unit="B", unit_scale=True, disable=size < LARGE) as bar:
             for path in unread:
                 stamp = _stamp(path)
-                fresh[path] = _read(path, bar)
-                _remember(path, stamp, fresh[path])
+                by_path[path] = sha256 = _read(path, bar)
+                _remember(path, stamp, sha256)
     except OSError as error:
         raise InputError(f"could not read {error.filename or paths[0]}: {error.strerror or error}") from None
-    return [sha256 if sha256 is not None else fresh[path] for path, sha256 in zip(paths, remembered, strict=True)]
+    return [str(by_path[path]) for path in paths]
 
 
 def folder_digest(folder: Path | str) -> str:

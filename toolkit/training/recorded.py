@@ -3,18 +3,15 @@
 On path a trace holds clean training examples, and no token mixing is needed. At every position of a text of the target,
 the drafted token follows the draft's distribution given that text. Its label is its probability of acceptance. Where the
 acceptance draw accepted the drafted token, it is the text's own token. Then the next position's alpha =
-sum_x min(p, q)(x) is the probability that the token after it is accepted. (The acceptance draw samples what weighting every
-text token by min(1, q/p) would compute. More replicates of the recording reduce the sampling error.) For heads that read
-the depth in the round, every position is given a depth (`drawn_depths`).
+sum_x min(p, q)(x) is the probability that the token after it is accepted. For heads that read the depth in the round, every
+position is given a depth (`drawn_depths`).
 
 An acceptance head (SpecDec++) learns from the state that has read the drafted token: that of the round's next step.
 
-A head with output=block learns from drafted chains of every start, with block verification's P_i. The tokens that the draft
-draws from a start are recorded: on path up to the first rejected token, then its roll-out. P_i follows from p and q of every
-drafted token (`toolkit.verification.rules.block.survival`). An example is a start and a depth k. Its labels are P_k, and
-P_{k+1} of the token that was drawn next, one sample of the mean that the second output predicts. Depth k in 1..M of a start's
-chain has weight P_{k-1}, the probability that the block was kept so far. A policy seldom gets further. One depth is drawn per
-start, once for all epochs. All starts weigh alike, as in `drawn_depths`.
+A head with output=block learns from drafted chains of every start, on path up to the first rejected token, then its roll-out.
+Block verification's P_i follows from p and q (`toolkit.verification.rules.block.survival`). An example is a start and a depth
+k. Its labels are P_k, and P_{k+1} of the token that was drawn next, one sample of the mean that the second output predicts.
+Depth k in 1..M has weight P_{k-1}, the probability that the block was kept so far. One depth is drawn per start.
 
 Shapes: P positions, M most tokens of a recorded round, F features.
 """
@@ -36,7 +33,6 @@ from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
-from toolkit.models.fingerprint import Weights
 from toolkit.models.teacher import hidden_size
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
