@@ -11,13 +11,11 @@ A `Mixture` has several at once, with weights that may change over the training.
 
 p: target, q: draft, both at the temperature of the training. In nats (TVD apart). Gradients go to q alone.
 
-Where only k tokens of p are known, the KLs and JSD take all the others as one token, so they are lower bounds of the true
-losses (data processing inequality). TVD and LK count the overlap of the k tokens alone, so they are upper bounds. Each
-is exact where p has no mass beyond the k.
+Where only k tokens of p are known, the KLs and JSD take all the others as one token: lower bounds of the true losses (data
+processing inequality). TVD and LK count the overlap of the k tokens alone: upper bounds.
 
-Where the draft has rows for V' tokens alone, q is 0 at all others, and forward KL and cross entropy would be infinite. So
-forward KL is that of p renormalised over the V', and cross entropy leaves out the tokens that have no row. All other losses
-are finite, and count p's mass outside of V'.
+Where the draft has rows for V' tokens alone, q is 0 at all others. So forward KL is that of p renormalised over the V', and
+cross entropy leaves out the tokens that have no row. All other losses are finite, and count p's mass outside of V'.
 
 Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`Outlook`).
 """

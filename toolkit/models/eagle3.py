@@ -13,8 +13,8 @@ state], each after a norm of its own. The output layer has rows for V' of the V 
     norm_before_fc (input_norm), fc_norm      the same
 
 Deviations: none in the arithmetic. Refused by name: more than one layer, other families than Llama and Qwen3, ropes that
-follow a text's length, the state after the target's last layer, and keys of the config that are not known here. A text's first
-token, which theirs drops, is read without a state and never seen.
+follow a text's length, and keys of the config that are not known here. A text's first token, which theirs drops, is read
+without a state and never seen.
 
 Shapes: b rows, T tokens, D hidden size, W = n D_target width of the target's states, V vocabulary, V' output rows.
 """

@@ -33,6 +33,7 @@ from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
+from toolkit.models.fingerprint import Weights
 from toolkit.models.teacher import hidden_size
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
