@@ -26,7 +26,6 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from tqdm.auto import tqdm
@@ -57,11 +56,11 @@ SHOWN = ("join", "sweeps", "resamples", "confidence", "track")
 IGNORED = ("methods", "overrides", "num_drafts", "alphabet", *COSTS, *LIMITS, *SHOWN)
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Acceptance) -> Path:
     """Walk the texts (finished parts are kept), then write tables, advice and figures; returns the output folder."""
     if cfg.target_probs is not None or cfg.draft_probs is not None:
         return enumerate_rules(cfg)
-    cost = TreeCost.of(*(cfg[name] for name in COSTS))
+    cost = TreeCost.of(*(getattr(cfg, name) for name in COSTS))
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
@@ -87,7 +86,7 @@ def run(cfg: Any) -> Path:
     own_sums.insert(0, "dataset", _dataset(cfg))
     sums = pd.concat([own_sums, *others], ignore_index=True)
     table = acceptance_table.acceptance_table(sums, bootstrap)
-    advice = advise(table, cost, *(cfg[name] for name in LIMITS))
+    advice = advise(table, cost, *(getattr(cfg, name) for name in LIMITS))
     tables = {"sums": own_sums, "acceptance": table, "advice": advice}
     if efficiency is not None:
         tables["block_efficiency"] = efficiency

@@ -229,7 +229,7 @@ def _headline(table: pd.DataFrame) -> str:
     return f"{first.dataset}: {first.prompts} test prompts, c = {first.cost_ratio:g}, {first.confidence:.0%} intervals"
 
 
-def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:
+def _log(folder: Path, figures: dict[str, list[Path]], cfg: commands.Frontier) -> None:
     tables = {name: read_table(folder, name) for name in TABLES}
     datasets = list(dict.fromkeys(tables["frontier"].dataset.astype(str)))
     options: dict[str, Any] = {

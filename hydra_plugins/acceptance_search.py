@@ -27,8 +27,7 @@ class AskTell(Sweeper):
     def sweep(self, arguments: list[str]) -> list[dict[str, str]]:
         """All trials that are left; returns the lines of the table. One line of error for what a user can mend."""
         from toolkit.errors import InputError
-        from toolkit.search.results import scores_of, write_results
-        from toolkit.search.study import Search, Settings
+        from toolkit.search.study import Search, Settings, scores_of, write_results
         from toolkit.training.console import print_table
 
         assert self.config is not None and self.hydra_context is not None

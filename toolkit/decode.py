@@ -39,6 +39,8 @@ from toolkit.runs.tracking import log_summary, wandb_run
 from toolkit.types import Generation
 
 IGNORED = ("export", "category", "model_id", "track", "cost_ratio")
+SPECDEC_PP = {"target_time": "target_seconds", "draft_time": "draft_seconds", "num_mismatched_tokens": "num_discarded",
+              "num_LM_call": "num_target_calls", "generated_length": "num_generated"}  # fmt: skip
 # name: numerator, denominator, what it means
 RATES = {
     "discard_rate": ("num_discarded", "num_generated", "discarded per produced token; a round discards drafted + 1 - produced"),
@@ -56,10 +58,8 @@ def run(cfg: commands.Decode) -> Path:
         print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     facts = stage.manifest
     if facts.get("seconds"):
-        rate = facts["num_tokens"] / facts["seconds"]
-        print(
-            f"{'tokens per second':24} {rate:.4g} (batch size {facts['batch_size']}, prompts read and first calls included)"
-        )
+        rate, note = facts["num_tokens"] / facts["seconds"], "prompts read and first calls included"
+        print(f"{'tokens per second':24} {rate:.4g} (batch size {facts['batch_size']}, {note})")
     check_some_done(facts["num_failed"], facts["num_prompts"], facts["first_error"], stage.folder)
     if cfg.export:
         _export(stage, cfg.category, cfg.model_id or stage.folder.name)
@@ -75,23 +75,15 @@ def _decoded(cfg: commands.Decode) -> Stage:
     if not stage.finished:
         started = perf_counter()
         with TokenBar(f"decode {method.name}", len(prompts), sampling.max_new_tokens) as bar:
+            contents, size = [prompt.content for prompt in prompts], cfg.batch_size
             generations = decode(
-                pair,
-                [prompt.content for prompt in prompts],
-                method,
-                sampling,
-                batch_size=cfg.batch_size,
-                on_finish=bar.row,
-                on_round=bar.tokens,
+                pair, contents, method, sampling, batch_size=size, on_finish=bar.row, on_round=bar.tokens
             )
         seconds = perf_counter() - started
         lines = [
             {
                 "id": prompt.id,
-                "text": generation.text,
-                "token_ids": generation.token_ids,
-                "finish_reason": generation.finish_reason,
-                "error": generation.error,
+                **{name: getattr(generation, name) for name in ("text", "token_ids", "finish_reason", "error")},
                 "counts": asdict(generation.counts),
                 "rounds": [asdict(r) for r in generation.rounds],
                 "prompt": str(prompt.content),
@@ -111,21 +103,18 @@ def _decoded(cfg: commands.Decode) -> Stage:
 
 
 def _export(stage: Stage, category: str, model_id: str) -> None:
-    """Write the formats of other tools from generations.jsonl."""
     lines = [json.loads(line) for line in lines_of((stage.folder / "generations.jsonl").read_text(encoding="utf-8"))]
     good = [line for line in lines if line["error"] is None]
     timed = stage.manifest["batch_size"] == 1
-    samples = [_sample(line, timed) for line in good]
+    samples = []
+    for line in good:
+        rounds, names = line["rounds"], ("draft_seconds", "target_seconds")
+        seconds = {name: sum(r[name] for r in rounds) if timed else None for name in names}  # a batch shares them
+        counts = {**line["counts"], "num_accepted": sum(r["num_accepted"] for r in rounds)}
+        samples.append({"id": line["id"], **counts, **seconds, "finish_reason": line["finish_reason"]})
     theirs = [
-        {
-            "id": sample["id"],
-            "spec_time": sample["draft_seconds"] + sample["target_seconds"] if timed else None,
-            "target_time": sample["target_seconds"],
-            "draft_time": sample["draft_seconds"],
-            "num_mismatched_tokens": sample["num_discarded"],
-            "num_LM_call": sample["num_target_calls"],
-            "generated_length": sample["num_generated"],
-        }
+        {"id": sample["id"], "spec_time": sample["draft_seconds"] + sample["target_seconds"] if timed else None}
+        | {name: sample[own] for name, own in SPECDEC_PP.items()}
         for sample in samples
     ]
     write_text(stage.folder / "samples.jsonl", "".join(json.dumps(sample) + "\n" for sample in samples))
@@ -135,57 +124,27 @@ def _export(stage: Stage, category: str, model_id: str) -> None:
         print("no spec_bench.jsonl: it needs batch_size=1, seconds of a batch are not those of a prompt")
         return
     stamp = datetime.fromisoformat(stage.manifest["time"]).timestamp()
-    answers = [
-        {
-            "question_id": number,
-            "category": category,
-            "answer_id": line["id"],
-            "model_id": model_id,
-            "choices": [
-                {
-                    "index": 0,
-                    "turns": [line["text"]],
-                    "decoding_steps": [len(line["rounds"])],
-                    "new_tokens": [line["counts"]["num_generated"]],
-                    "wall_time": [sum(r["draft_seconds"] + r["target_seconds"] for r in line["rounds"])],
-                    "accept_lengths": [r["num_produced"] for r in line["rounds"]],
-                }
-            ],
-            "tstamp": stamp,
-        }
-        for number, line in enumerate(good)
-    ]
+    answers = []
+    for number, line in enumerate(good):
+        rounds, counts = line["rounds"], line["counts"]
+        choice = {"index": 0, "turns": [line["text"]], "decoding_steps": [len(rounds)]}
+        choice |= {"new_tokens": [counts["num_generated"]]}
+        choice |= {"wall_time": [sum(r["draft_seconds"] + r["target_seconds"] for r in rounds)]}
+        choice |= {"accept_lengths": [r["num_produced"] for r in rounds]}
+        answer = {"question_id": number, "category": category, "answer_id": line["id"], "model_id": model_id}
+        answers.append({**answer, "choices": [choice], "tstamp": stamp})
     write_text(stage.folder / "spec_bench.jsonl", "".join(json.dumps(answer) + "\n" for answer in answers))
-
-
-def _sample(line: dict[str, Any], timed: bool) -> dict[str, Any]:
-    """One prompt: counts of forward passes and tokens, seconds (None where a batch shared them)."""
-    rounds = line["rounds"]
-    seconds = {name: sum(r[name] for r in rounds) if timed else None for name in ("draft_seconds", "target_seconds")}
-    accepted = sum(r["num_accepted"] for r in rounds)
-    return {
-        "id": line["id"],
-        **line["counts"],
-        "num_accepted": accepted,
-        **seconds,
-        "finish_reason": line["finish_reason"],
-    }
 
 
 def _aggregate(samples: list[dict[str, Any]], failed: int) -> dict[str, Any]:
     """Totals, and rates of them; a rate without a denominator is null."""
     names = {name for upper, lower, _ in RATES.values() for name in (upper, lower)}
     totals = {name: sum(sample[name] for sample in samples) for name in sorted(names)}
-    rates = {
-        name: {
-            "value": totals[upper] / totals[lower] if totals[lower] else None,
-            "numerator": totals[upper],
-            "denominator": totals[lower],
-            "of": f"{upper} / {lower}",
-            "definition": meaning,
-        }
-        for name, (upper, lower, meaning) in RATES.items()
-    }
+    rates = {}
+    for name, (upper, lower, meaning) in RATES.items():
+        value = totals[upper] / totals[lower] if totals[lower] else None
+        parts = {"value": value, "numerator": totals[upper], "denominator": totals[lower]}
+        rates[name] = {**parts, "of": f"{upper} / {lower}", "definition": meaning}
     return {"prompts": len(samples), "failed": failed, "totals": totals, "rates": rates}
 
 

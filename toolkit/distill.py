@@ -23,7 +23,6 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("distill")
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,14 +33,13 @@ from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.data import TextData
-from toolkit.distillation.drafts import begin, blank_of, card_of, export, shape_of
-from toolkit.distillation.layers import draft_of, most_costly
+from toolkit.distillation.drafts import begin, blank_of, card_of, draft_of, export, most_costly, shape_of
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError
-from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.files.atomic import read_json, write_json
 from toolkit.models import eagle3, gguf
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
@@ -50,12 +48,9 @@ from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.runs.tracking import tagged
-from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
-from toolkit.training.console import quiet_lightning
-from toolkit.training.loggers import run_id_of
+from toolkit.training.checkpoints import BEST, LAST, check_choice, folder_of, read_checkpoint
 from toolkit.training.processes import Processes, is_first_process, is_sharded
-from toolkit.training.start import check_choice, resume_path
-from toolkit.training.trainer import build_trainer, open_loggers
+from toolkit.training.trainer import begin_training, opened_trainer
 
 LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
 DRAFT, SCORES = "draft", "metrics.json"
@@ -98,54 +93,52 @@ def _run(cfg: commands.Distill) -> Path:
         values = f"val/{name} {scores[f'start/{name}']:.4f} before, {scores[f'val/{name}']:.4f} after"
         print(f"distill: {values} {scores['tokens']:,} tokens, at {scores['positions']} tokens of validation texts")
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "distill": stage.folder})
-    print(
-        f"next: python -m toolkit.decode method=speculative pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}"
-    )
+    pair = f"pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}"
+    print(f"next: python -m toolkit.decode method=speculative {pair}")
     return stage.folder
 
 
 def score(cfg: commands.Distill, folder: Path) -> float:
-    """What a sweeper optimizes."""
     return float(read_json(folder / SCORES)[cfg.optimized_metric])
 
 
 def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     """Train, or go on training, in the stage's folder; the first process writes the results."""
-    quiet_lightning()
-    if is_first_process():
-        write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    resumed = begin_training(cfg, stage.folder)
+    checkpoint = resumed.checkpoint
+    if cfg.export and (checkpoint is None or not (folder_of(stage.folder) / BEST).exists()):
+        raise InputError(f"export: expected a validated checkpoint in {stage.folder}, found none: leave export out")
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     target = load_target(cfg, responses)
     kind: Unrolled | None = None if cfg.kind is None else instantiate(cfg.kind)
-    draft = None if cfg.layers is not None or kind is not None else given_draft(cfg, tokenizer)
+    draft = None
+    if cfg.layers is None and kind is None:
+        pair, shape = cfg.pair, plain(cfg.shape) or {}
+        if pair.draft is None and cfg.from_pretrained is None:
+            raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
+        draft = begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
     models = [model for model in (draft, None if target is None else target.target) if model is not None]
     data: TextData = instantiate(cfg.data)(readable(models, responses))
     if kind is not None:
         draft = state_reader(cfg, kind, target, data)
     elif draft is None:
         draft = from_target(cfg, target, data)
-    if kind is None and cfg.vocabulary is not None and cfg.vocabulary < vocab_size(draft):
-        reduce_output(draft, cfg.vocabulary, data, end_ids(draft, tokenizer))
-    resumed = resume_path(stage.folder, cfg.ckpt_path)
-    checkpoint = None if resumed is None else read_checkpoint(resumed)
-    if cfg.export and (checkpoint is None or not (folder_of(stage.folder) / BEST).exists()):
-        raise InputError(f"export: expected a validated checkpoint in {stage.folder}, found none: leave export out")
-    module = build_module(cfg, responses, data, draft, target, run_id_of(stage.folder, checkpoint), kind)
+    if kind is None and cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
+        if kept_tokens(draft) is not None:
+            raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
+        ends = end_ids(draft, tokenizer)
+        reduce_vocabulary(draft, frequent_tokens(cfg.vocabulary, data, size, ends, "keep"), ends)
+    module = build_module(cfg, responses, data, draft, target, resumed.run_id, kind)
     blank = blank_of(module.draft)  # before a strategy wraps it
     if checkpoint is not None:
-        check_resumable(checkpoint["about"], module.about, resumed)
-    with ExitStack() as stack:
-        first_step = 0 if checkpoint is None else checkpoint["global_step"]
-        run_id = module.about["wandb_run_id"]
-        runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
-        loggers = open_loggers(cfg, stack, **runtime)
-        trainer = build_trainer(cfg, stage.folder, loggers, torch.device(cfg.pair.get("device") or "cpu"))
+        check_resumable(checkpoint["about"], module.about, resumed.path)
+    device = torch.device(cfg.pair.get("device") or "cpu")
+    with opened_trainer(cfg, stage.folder, resumed, device) as (trainer, _):
         if trainer.is_global_zero:
             measured = data.states["validation"]
             print(
                 f"validation: alpha = sum min(p, q) over all {module.teacher.vocab_size:,} tokens of the vocabulary, at "
-                f"{measured.num_tokens} of {measured.total} produced tokens of validation texts, evenly spread"
+                f"{measured.num_positions} of {measured.total} produced tokens of validation texts, evenly spread"
             )
         if checkpoint is None:
             (start_scores,) = trainer.validate(module, datamodule=data, verbose=False)
@@ -153,35 +146,23 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         if cfg.export:
             epochs = float(checkpoint["epoch"]) if checkpoint else 0.0
         else:
-            print(
-                "distill: after an interruption the same line goes on; with export=true it exports the best draft so far"
-            )
-            trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
+            print("distill: the same line goes on after an interruption, and exports the best draft with export=true")
+            trainer.fit(module, datamodule=data, ckpt_path=resumed.path)
             epochs = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)
         start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
-        scores["tokens"] = round(data.states["train"].num_tokens * epochs)
+        scores["tokens"] = round(data.states["train"].num_positions * epochs)
         if trainer.is_global_zero:
             whole = whole_draft(cfg, stage.folder, module, blank)
             facts = {**provenance(), "sampling": asdict(responses.sampling), "texts": data.states["train"].num_examples}
             card = card_of(plain(cfg), facts, scores)
             export_all(cfg, stage.folder, whole, None if target is None else target.target, tokenizer, card)
             if cfg.export:
-                print(
-                    f"distill: {stage.folder / DRAFT} holds the best draft so far, of val/alpha {scores['val/alpha']:.4f}"
-                )
+                alpha = scores["val/alpha"]
+                print(f"distill: {stage.folder / DRAFT} holds the best draft so far, of val/alpha {alpha:.4f}")
             else:
                 write_json(stage.folder / SCORES, scores)
                 stage.finish(num_steps=trainer.global_step, metrics=scores)
-        trainer.strategy.barrier("results")
-
-
-def given_draft(cfg: commands.Distill, tokenizer: Any) -> Any:
-    """The draft that is trained on, or fresh weights of its shape."""
-    pair, shape = cfg.pair, plain(cfg.shape) or {}
-    if pair.draft is None and cfg.from_pretrained is None:
-        raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
-    return begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
 
 
 def readable(models: Sequence[Any], responses: Any) -> list[Text]:
@@ -192,17 +173,9 @@ def readable(models: Sequence[Any], responses: Any) -> list[Text]:
     if not fitting:
         raise InputError(f"all {len(texts)} texts exceed the context of {limit} tokens: expected shorter prompts")
     if len(fitting) < len(texts):
-        print(
-            f"{len(texts) - len(fitting)} of {len(texts)} texts exceed the context of {limit} tokens and are passed over"
-        )
+        count = len(texts) - len(fitting)
+        print(f"{count} of {len(texts)} texts exceed the context of {limit} tokens and are passed over")
     return fitting
-
-
-def reduce_output(draft: Any, count: int, data: TextData, ends: Sequence[int]) -> None:
-    """Keep the output rows of the most frequent tokens of the training texts, and the input embeddings as they are."""
-    if kept_tokens(draft) is not None:
-        raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
-    reduce_vocabulary(draft, frequent_tokens(count, data, vocab_size(draft), ends, "keep"), ends)
 
 
 def frequent_tokens(count: int, data: TextData, size: int, ends: Sequence[int], verb: str) -> list[int]:
@@ -251,14 +224,8 @@ def state_reader(cfg: commands.Distill, kind: Unrolled, target: ModelPair | None
 
     Raises InputError for keys of other kinds of draft.
     """
-    others = {
-        "layers": cfg.layers is not None,
-        "lmbda": cfg.lmbda != 0,
-        "exports": bool(cfg.exports),
-        "shape": bool(cfg.shape),
-    }
-    for name, is_set in others.items():
-        if is_set:
+    for name in ("layers", "lmbda", "exports", "shape"):
+        if getattr(cfg, name):
             raise InputError(f"{name}: kind=eagle3 takes none, for its draft reads the target's states; leave it out")
     if target is None:
         raise InputError("kind=eagle3: the draft reads the target's states; expected teacher.on_missing=generate")
@@ -278,7 +245,7 @@ def state_reader(cfg: commands.Distill, kind: Unrolled, target: ModelPair | None
 def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData) -> Any:
     """A draft of the target's layers, those of the config, or as many as it says. Raises InputError without the target."""
     if target is None:
-        raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=compute")
+        raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=generate")
     if isinstance(cfg.layers, int):
         first = data.states["train"].whole.texts[: 4 * LAYER_TEXTS]
         texts = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
@@ -328,12 +295,11 @@ def final_scores(
     best, last = folder_of(folder) / BEST, dict(trainer.callback_metrics)
     scores = {name: float(value) for name, value in last.items() if name.startswith("val/")}
     if best.exists():
-        (best_scores,) = trainer.validate(
-            module, datamodule=data, ckpt_path=str(best), weights_only=True, verbose=False
-        )
+        options: dict[str, Any] = {"ckpt_path": str(best), "weights_only": True, "verbose": False}
+        (best_scores,) = trainer.validate(module, datamodule=data, **options)
         scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
-    scores["positions"] = data.states["validation"].num_tokens
+    scores["positions"] = data.states["validation"].num_positions
     return scores
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -39,6 +40,11 @@ def unknown_name(kind: str, name: str, names: Iterable[str], where: str = "") ->
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return InputError(f"unknown {kind} {name!r}{where and ' ' + where}: {hint}")
+
+
+def warn(message: str) -> None:
+    """Warn of something that a user can change, where it is called."""
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def interrupted() -> NoReturn:

@@ -12,6 +12,7 @@ num_drafted + num_target_calls = N + num_discarded.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -64,7 +65,6 @@ def scalars(counts: Counts, cost_ratio: float) -> dict[str, float]:
 
 
 def total(generations: Sequence[Generation]) -> Counts:
-    """Counts of all generations together."""
     return sum((generation.counts for generation in generations), Counts())
 
 
@@ -78,10 +78,7 @@ def summarize(generations: Sequence[Generation]) -> dict[str, Any]:
     """Totals, rates and seconds of a set of generations."""
     counts = total(generations)
     rounds = [r for generation in generations for r in generation.rounds]
-    accepted = sum(r.num_accepted for r in rounds)
-    lengths: dict[int, int] = {}
-    for r in rounds:
-        lengths[r.num_accepted] = lengths.get(r.num_accepted, 0) + 1
+    lengths = Counter(r.num_accepted for r in rounds)
     return {
         "prompts": len(generations),
         "failed": sum(g.error is not None for g in generations),
@@ -89,7 +86,7 @@ def summarize(generations: Sequence[Generation]) -> dict[str, Any]:
         "discard_rate": discard_rate(counts),
         "verification_rate": verification_rate(counts),
         "block_efficiency": block_efficiency(counts),
-        "acceptance_rate": accepted / max(counts.num_drafted, 1),
+        "acceptance_rate": sum(lengths.elements()) / max(counts.num_drafted, 1),
         "throughput_c0.2": throughput(counts, 0.2),
         **source_shares(generations),
         "accepted_lengths": {str(k): lengths[k] for k in sorted(lengths)},

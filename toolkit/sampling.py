@@ -142,7 +142,7 @@ def nucleus_of_few(probs: Tensor, mass: float, share: float) -> Tensor | None:
     """The same of probs [R, V] without a sort of all V; None: it needs more entries.
 
     Only entries of at least share (1 - mass) / V are sorted. With share = 1 what is left out weighs less than what may be
-    dropped; with more it mostly does. Sums run from the largest entry on, so they are those of the whole sort, bit for bit.
+    dropped. Sums run from the largest entry on, so they are those of the whole sort, bit for bit.
     """
     floor = probs.new_full((1, 1), share * (1 - mass) / probs.shape[1])
     row, token = not_below(probs, floor)
@@ -167,7 +167,6 @@ def not_below(values: Tensor, floor: Tensor) -> tuple[Tensor, ...]:
 
 
 def _on_host(values: Tensor) -> bool:
-    """Whether reading values costs nothing."""
     return values.device.type == "cpu" and values.numel() > 0
 
 

@@ -55,10 +55,7 @@ def synced(run: Path) -> bool:
 
 
 def sync_command(run: Path, project: str | None, entity: str | None) -> list[str]:
-    """The client's own command for one run."""
-    options = [
-        word for name, value in (("project", project), ("entity", entity)) if value for word in (f"--{name}", value)
-    ]
+    options = [*(["--project", project] if project else ()), *(["--entity", entity] if entity else ())]
     return [sys.executable, "-m", "wandb", "sync", *options, str(run)]
 
 

@@ -17,7 +17,6 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 import inspect
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +29,27 @@ from toolkit.acceptance.saved import SavedHead
 from toolkit.config import commands, escaped, instantiate, override, plain
 from toolkit.engine.hidden_states import check_layers, counted, layers_of
 from toolkit.errors import InputError
-from toolkit.files.atomic import read_json, write_text
+from toolkit.files.atomic import read_json
 from toolkit.runs.pipeline import expand_stages, fill_folders, plan_stages, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts, tagged
 from toolkit.training.baselines import comparison, complaint, yardsticks
-from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
-from toolkit.training.console import (
-    print_comparison,
-    print_config,
-    print_scores,
-    quiet_lightning,
-)
-from toolkit.training.examples import ExampleData
-from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
-from toolkit.training.loggers import run_id_of
-from toolkit.training.module import HeadTraining
-from toolkit.training.processes import Processes, is_first_process, is_sharded
-from toolkit.training.start import (
+from toolkit.training.checkpoints import (
+    BEST,
+    LAST,
     check_choice,
-    check_metric,
     check_resumable,
+    folder_of,
     pretrained_files,
-    resume_path,
+    read_checkpoint,
     warm_start,
 )
-from toolkit.training.trainer import build_trainer, open_loggers
+from toolkit.training.console import print_comparison, print_config, print_scores
+from toolkit.training.examples import ExampleData
+from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
+from toolkit.training.module import HeadTraining, check_metric
+from toolkit.training.processes import Processes, is_first_process, is_sharded
+from toolkit.training.trainer import begin_training, opened_trainer
 
 # Keys that do not determine the head. The data do, by their content.
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "toy", "dry_run", "optimized_metric")
@@ -76,7 +70,7 @@ def _run(cfg: commands.Train) -> Path:
     if cfg.model is None:
         if not cfg.before and not cfg.after:
             raise InputError(
-                "model: null trains nothing, and there are no stages; expected a model or an +experiment=NAME"
+                "model: null trains nothing, and there are no stages; expected a model or +experiment=NAME"
             )
         folders = run_stages(cfg.before, cfg.paths.root_dir)
         return list({**folders, **run_stages(cfg.after, cfg.paths.root_dir, folders)}.values())[-1]
@@ -88,15 +82,11 @@ def _run(cfg: commands.Train) -> Path:
         processes.wait()  # until the first one has made the data and opened the folder
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = data_folder_of(cfg, folders)
-    inputs = [*data_class_of(cfg).all_inputs(data_folder, cfg.data), *pretrained_files(cfg.from_pretrained)]
+    data_class: type[ExampleData] = get_class(cfg.data._target_)
+    inputs = [*data_class.all_inputs(data_folder, cfg.data), *pretrained_files(cfg.from_pretrained)]
     config = plain(cfg)
-    stage = open_stage(
-        "train",
-        {**config, "data": {**config["data"], "path": str(data_folder)}},
-        inputs=inputs,
-        ignore=IGNORED,
-        follows=not first,
-    )
+    config["data"]["path"] = str(data_folder)
+    stage = open_stage("train", config, inputs=inputs, ignore=IGNORED, follows=not first)
     if first:
         processes.wait()
     if not stage.finished:
@@ -136,7 +126,6 @@ def check_parts(cfg: commands.TrainsHeads) -> None:
 
 
 def score(cfg: commands.Train, folder: Path) -> float:
-    """What a sweeper optimizes; nothing where nothing was trained."""
     if cfg.model is None or cfg.dry_run:
         return float("nan")
     scores = read_json(folder / SCORES)
@@ -147,36 +136,25 @@ def score(cfg: commands.Train, folder: Path) -> float:
 
 def train(cfg: commands.Train, stage: Stage, data_folder: Path) -> None:
     """Train, or go on training, in the stage's folder; the first process writes the results."""
-    quiet_lightning()
     if is_first_process():
         print_config(plain(cfg))
-        write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    resumed = begin_training(cfg, stage.folder)
     data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": escaped(str(data_folder))}))
-    resumed = resume_path(stage.folder, cfg.ckpt_path)
-    checkpoint = None if resumed is None else read_checkpoint(resumed)
-    run_id = run_id_of(stage.folder, checkpoint)
-    module = build_module(cfg, data, run_id)
-    if checkpoint is not None and resumed is not None:
-        check_resumable(checkpoint, module.head, data.weights, resumed)
-    first_step = 0 if checkpoint is None else checkpoint["global_step"]
-    with ExitStack() as stack:
-        runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
-        loggers = open_loggers(cfg, stack, **runtime)
-        trainer = build_trainer(cfg, stage.folder, loggers)
-        trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
+    module = build_module(cfg, data, resumed.run_id)
+    if resumed.checkpoint is not None and resumed.path is not None:
+        check_resumable(resumed.checkpoint, module.head, data.weights, resumed.path)
+    with opened_trainer(cfg, stage.folder, resumed) as (trainer, loggers):
+        trainer.fit(module, datamodule=data, ckpt_path=resumed.path)
         if trainer.is_global_zero:
             callbacks: Sequence[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-            closing = {
-                name: value for callback in callbacks for name, value in getattr(callback, "results", {}).items()
-            }
+            results_of = [getattr(callback, "results", {}) for callback in callbacks]
+            closing = {name: value for results in results_of for name, value in results.items()}
             if is_sharded(cfg.trainer):
-                module = build_module(cfg, data, run_id)
+                module = build_module(cfg, data, resumed.run_id)
             scores = _write_results(cfg, stage.folder, module, data, closing)
             models = {"head": module.head, "draft": data.draft}
             _log_results(loggers, {**scores, **parameter_counts(models)}, stage.folder / DIAGRAM, trainer.global_step)
             stage.finish(num_steps=trainer.global_step, metrics=scores)
-        trainer.strategy.barrier("results")
 
 
 def data_folder_of(cfg: commands.TrainsHeads, folders: dict[str, Path]) -> Path:
@@ -189,21 +167,12 @@ def data_folder_of(cfg: commands.TrainsHeads, folders: dict[str, Path]) -> Path:
     return Path(fill_folders(str(cfg.data.path), folders))
 
 
-def data_class_of(cfg: commands.TrainsHeads) -> type[ExampleData]:
-    data_class: type[ExampleData] = get_class(cfg.data._target_)
-    return data_class
-
-
 def build_module(cfg: commands.TrainsHeads, data: ExampleData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
     sizes = data.head_sizes()
     parameters = inspect.signature(get_class(cfg.head._target_)).parameters
-    needed = {
-        name
-        for name, parameter in parameters.items()
-        if name.endswith("_size") and parameter.default is parameter.empty
-    }
+    needed = {name for name, p in parameters.items() if name.endswith("_size") and p.default is p.empty}
     if not needed <= set(sizes):
         raise InputError(
             f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
@@ -241,9 +210,7 @@ def about_head(cfg: commands.TrainsHeads, module: HeadTraining, data: ExampleDat
     """What a head remembers of its training."""
     facts = provenance()
     return {
-        "name": overrides_name(
-            without=("pair", "prompts", "sampling")
-        ),  # in tables, where all heads have these in common
+        "name": overrides_name(without=("pair", "prompts", "sampling")),  # all heads of a table have these in common
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),
@@ -256,7 +223,6 @@ def about_head(cfg: commands.TrainsHeads, module: HeadTraining, data: ExampleDat
 
 
 def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: Path, step: int) -> None:
-    """The exported head's scores and diagram, where W&B is on."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             counts = {name: value for name, value in scores.items() if name.startswith("parameters/")}

@@ -23,19 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate
 from toolkit.errors import InputError
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import command, open_stage
-from toolkit.train import about_head, build_module, check_parts, data_class_of, data_folder_of
+from toolkit.train import about_head, build_module, check_parts, data_folder_of
 from toolkit.training.baselines import yardsticks
 from toolkit.training.console import print_table
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import export
-from toolkit.training.module import HeadTraining
-from toolkit.training.start import check_metric
+from toolkit.training.module import HeadTraining, check_metric
 from toolkit.training.sweep_table import write_table
 from toolkit.training.together import Member, train_together
 
@@ -47,7 +47,8 @@ def run(cfg: commands.TrainHeads) -> Path:
     check_parts(cfg)
     check_metric(cfg)
     folder = data_folder_of(cfg, {})
-    stage = open_stage("train_heads", cfg, inputs=data_class_of(cfg).all_inputs(folder, cfg.data))
+    data_class: type[ExampleData] = get_class(cfg.data._target_)
+    stage = open_stage("train_heads", cfg, inputs=data_class.all_inputs(folder, cfg.data))
     if not stage.finished:
         data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(folder)}))
         modules = modules_of(cfg, data)
@@ -80,7 +81,6 @@ def modules_of(cfg: commands.TrainHeads, data: ExampleData) -> dict[str, HeadTra
 def _exported(
     cfg: commands.TrainHeads, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]
 ) -> dict[str, str]:
-    """Export a head; its line of the table."""
     name = f"depth={member.module.head.config['depth']} w_rej={member.module.loss.w_rej:g}"
     record = {**about_head(cfg, member.module, data), "name": name}
     module = member.module.eval()
@@ -88,12 +88,8 @@ def _exported(
     fitted = {"train/binary_kl": float(of_training[f"val/binary_kl{module.suffixes[0]}"])}
     scores = export(folder, module, record, data.whole_validation(), {**others, **fitted})
     columns = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
-    return {
-        "head": member.name,
-        "epochs": str(member.epochs),
-        "learning_rate": f"{record['learning_rate']:.3g}",
-        **columns,
-    }
+    rate = f"{record['learning_rate']:.3g}"
+    return {"head": member.name, "epochs": str(member.epochs), "learning_rate": rate, **columns}
 
 
 if __name__ == "__main__":

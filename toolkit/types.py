@@ -130,20 +130,16 @@ class Judged(Protocol):
 
 @dataclass
 class DraftStep:
-    """What is available right after one draft forward pass, for every row.
+    """What is available right after one draft forward pass, for every row; a `Step`.
 
-    depth        k, from 1: the forward pass that produced q_k, the distribution of the k-th drafted token
     logits [B,V] unwarped
     probs  [B,V] q_k, the warped distribution y_k is drawn from
-    hidden [B,D] the draft's final hidden state that produced q_k. It has **read y_{k-1}** (at k = 1 the last token of
-                 the context) and not y_k: an estimate made from it alone is about y_{k-1}
+    hidden [B,D] has **read y_{k-1}** (at k = 1 the last token of the context) and not y_k: an estimate made from it alone is
+                 about y_{k-1}
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
-    live   [B]   bool: the rows that are drafting, this token included; None: not given
     before       the positions before, the number that the policy asks for (`StoppingPolicy.num_earlier`); None: not kept
-    match        of a copied token, where no draft model was read
 
-    Some statistics below are of the unwarped distribution and say so. Warped ones are 1 and 0 at temperature 0, where
-    training-free rules must still work.
+    Statistics are of the unwarped distribution where they say so: at temperature 0 warped ones are 1 and 0.
     """
 
     depth: int
@@ -169,17 +165,14 @@ class DraftStep:
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the unwarped distribution [B], nats."""
         return torch.special.entr(self.raw_probs).sum(-1)
 
     @cached_property
     def top_probs(self) -> Tensor:
-        """The two largest probabilities of the unwarped distribution [B, 2]."""
         return self.raw_probs.topk(2, dim=-1).values
 
     @cached_property
     def margin(self) -> Tensor:
-        """Distance between the two largest unwarped probabilities [B]."""
         return self.top_probs[:, 0] - self.top_probs[:, 1]
 
     @cached_property
@@ -260,11 +253,9 @@ class Verdict:
 class Round:
     """One proposal and its verdict, as counts and seconds. Never distributions.
 
-    num_produced counts the tokens that entered the text: accepted ones and the extra one. The text is cut at its end
-    token, at a stop string, or at the length limit. Seconds are those of the whole batch, read on the host. The draft's are
-    those of the proposal. All else since the round before counts for the target: the reading of prompts, the loop's work.
-    In methods with several beams, accepted and produced tokens are layers, as far as the returned text has them. There
-    `widths` are the beams each layer kept.
+    num_produced counts the tokens that entered the text: accepted ones and the extra one. Seconds are those of the whole
+    batch, read on the host. The draft's are those of the proposal; all else since the round before counts for the target. In
+    methods with several beams, accepted and produced tokens are layers, and `widths` are the beams each layer kept.
     """
 
     num_drafted: int
@@ -302,14 +293,9 @@ class Counts:
 
     @classmethod
     def of(cls, rounds: list[Round]) -> Counts:
-        """The totals of these rounds."""
-        return cls(
-            num_drafted=sum(r.num_drafted for r in rounds),
-            num_draft_calls=sum(r.num_draft_calls for r in rounds),
-            num_target_calls=len(rounds),
-            num_generated=sum(r.num_produced for r in rounds),
-            num_discarded=sum(r.num_discarded for r in rounds),
-        )
+        drafted, draft_calls = sum(r.num_drafted for r in rounds), sum(r.num_draft_calls for r in rounds)
+        generated, discarded = sum(r.num_produced for r in rounds), sum(r.num_discarded for r in rounds)
+        return cls(drafted, draft_calls, len(rounds), generated, discarded)
 
 
 @dataclass
@@ -336,5 +322,4 @@ class Generation:
 
     @property
     def counts(self) -> Counts:
-        """Totals over the rounds."""
         return Counts.of(self.rounds)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from toolkit.files.atomic import write_atomic
 from toolkit.runs.figure_style import Width
-from toolkit.training.diagram import draw_reliability
+from toolkit.training.export import draw_reliability
 
 COLORS = {"raw": "#D55E00", "corrected": "#0072B2", "calibrated": "#2BA37C"}
 FEWEST = 10  # samples of a bin that is drawn

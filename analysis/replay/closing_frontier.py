@@ -27,7 +27,7 @@ from toolkit.models.fingerprint import Weights
 from toolkit.trace import Trace
 from toolkit.trace.folders import read_traces
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
-from toolkit.training.recorded_positions import TracedData
+from toolkit.training.recorded import TracedData
 
 NAME = "trained"
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))

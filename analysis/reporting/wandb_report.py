@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.tables.files import as_markdown_text
+from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
 from toolkit.runs.tracking import PROJECT, unreachable
@@ -20,7 +21,7 @@ TABLES = ("frontier/frontier", "compare/table", "sweep/summary")  # logged as ta
 PUBLISHED = "published.json"  # where the report is
 
 
-def publish(folder: Path, cfg: Any) -> None:
+def publish(folder: Path, cfg: commands.Report) -> None:
     """Build the report of a folder's report.json, write it to wandb_report.json and, unless dry_run, save it on the server.
 
     A report that was saved before is not saved again. Raises InputError if the server cannot be reached.

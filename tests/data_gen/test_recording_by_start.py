@@ -28,7 +28,7 @@ from toolkit.trace import Trace, join
 from toolkit.trace.folders import read_traces
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.training import TracedData
-from toolkit.training.recorded_positions import visited
+from toolkit.training.recorded import visited
 
 LENGTH, MOST = 9, 5
 

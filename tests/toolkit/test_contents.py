@@ -95,7 +95,7 @@ def test_all_kinds_of_inputs_count_by_content_whatever_their_key_is_called(tmp_p
     def named() -> str:
         cfg = plain(compose(command, [word.format(folder) for word in overrides]))
         contents = contents_of(cfg, command)
-        assert contents.given[key].startswith(str(folder))
+        assert contents.paths[key].startswith(str(folder))
         value = contents.identity
         for part in key.split("."):
             value = value[int(part)] if isinstance(value, list) else value[part]
@@ -209,7 +209,7 @@ def test_files_that_a_users_own_class_names_count_by_content(tmp_path, monkeypat
         table.write_text(first)
         (folder / "file.sqlite").write_text(second)
         contents = contents_of({"method": {"policy": node}})
-        assert set(contents.given) == {f"method.policy.{key}" for key in ("_target_", "table", "folder")}
+        assert set(contents.paths) == {f"method.policy.{key}" for key in ("_target_", "table", "folder")}
         made.append(contents.identity)
     assert made[0] == made[3] and made[0] != made[1] != made[2] != made[0]
 

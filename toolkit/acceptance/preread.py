@@ -14,7 +14,7 @@ With `output="block"` the probabilities are block verification's (`toolkit.verif
 
 Its training needs no token mixing, since every position of a text of the target is a clean prefix. A token y drawn from q
 there is a training example for `accepted`. If the acceptance draw accepts y, the next position is a training example for
-`following` (`toolkit.training.recorded_positions`).
+`following` (`toolkit.training.recorded`).
 
 With `earlier` positions the head also reads the draft's outputs one to eight tokens before (`toolkit.acceptance.inputs`). Live
 decoding keeps these beside the draft's cache, for chains (`toolkit.decoding.context_window`). With `round_depth` the head

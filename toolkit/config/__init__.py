@@ -27,24 +27,9 @@ from toolkit.config.values import checked
 from toolkit.errors import InputError, unknown_name
 
 __all__ = [
-    "CONF",
-    "NOT_TEXT",
-    "choices",
-    "compose",
-    "escaped",
-    "find",
-    "flatten",
-    "instantiate",
-    "method",
-    "method_config",
-    "override",
-    "plain",
-    "quoted",
-    "searching",
-    "unresolved",
-    "use_folders",
-    "user_folders",
-]
+    "CONF", "NOT_TEXT", "choices", "compose", "escaped", "find", "flatten", "instantiate", "method", "method_config",
+    "override", "plain", "quoted", "searching", "unresolved", "use_folders", "user_folders",
+]  # fmt: skip
 SIGN = re.compile(r"^([+~]*)")  # of an override
 PREFIX = re.compile(r"\bmethod\.(?=\w)")
 _METHODS: dict[tuple[object, ...], Any] = {}
@@ -57,8 +42,7 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
     checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.config`). Keys
              that have no value yet (???) are left to the code that needs them
     """
-    from toolkit.config.check import check
-    from toolkit.config.complaints import composed
+    from toolkit.config.check import check, composed
 
     config = composed(config_name, [*map(files.settable, overrides)])
     if checked:
@@ -68,11 +52,11 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
 
 def instantiate(config: Any, **extra: Any) -> Any:
     """Build what a config describes; an InputError raised inside comes out as itself."""
-    import hydra
     from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
 
     try:
-        return hydra.utils.instantiate(config, **extra)
+        return instantiate(config, **extra)
     except InstantiationException as error:
         cause: BaseException | None = error
         while cause is not None:

@@ -1,17 +1,20 @@
-"""A composed config against the schema: unknown and missing keys, types, ranges, names that do not exist. One line each."""
+"""Configs composed and judged: keys that are unknown or missing, types, ranges, names that do not exist. One line each."""
 
 from __future__ import annotations
 
+import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NoReturn
 
 from toolkit.config import methods, sources
 from toolkit.config.commands import ConfigSection, Grid, command_of, group_of, keys_of
+from toolkit.config.files import choices, plain
 from toolkit.config.notes import REQUIRED, Choice, Key, Keys, meaning_of, notes
 from toolkit.config.others import OTHERS
+from toolkit.config.store import compose_unchecked
 from toolkit.config.values import (
     LISTS,
     LONG,
@@ -32,6 +35,11 @@ MOVED = {"toolkit.padding": "toolkit.testing.padding"}  # modules that a yaml of
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 
+LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
+STRUCT = re.compile(r"Could not override '([^']*)'")
+GONE = re.compile(r"Could not delete from config\. (?:The value of )?'([^']*)'")
+THERE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
+
 
 def check(config: Any, config_name: str, *, complete: bool = True, values: bool = True) -> None:
     """Raises InputError with one line for the first key that is unknown, missing, or of a wrong type or range.
@@ -40,15 +48,13 @@ def check(config: Any, config_name: str, *, complete: bool = True, values: bool 
     complete     False: keys without a value (???) may still get one
     values       False: only keys are looked at
     """
-    plain = resolved(config, config_name)
-    section = command_of(config_name)
-    walk = _Walk(complete, values)
+    content, section, walk = resolved(config, config_name), command_of(config_name), _Walk(complete, values)
     if section is None:
-        walk.value("", plain, Any)
-        return
-    walk.keys("", plain, keys_of(section), getattr(section, "appended", ()), whole=True)
+        return walk.value("", content, Any)
+    walk.keys("", content, keys_of(section), getattr(section, "appended", ()), whole=True)
     if values:
-        methods.check_head(plain)
+        methods.check_head(content)
+    return None
 
 
 def resolved(config: Any, config_name: str) -> dict[str, Any]:
@@ -84,27 +90,30 @@ def keys_of_class(target: str) -> Keys | None:
 
 def keys_at(config: Mapping[str, Any], config_name: str, path: str) -> Iterable[str]:
     """The names that may stand below a path ("" is the top) of a plain config, whether they do or not."""
-    section = command_of(config_name)
-    keys = set(keys_of(section).keys) | set(getattr(section, "appended", ())) if section else set(config)
-    below: Any = config
-    annotation: Any = Any
+    section, below = command_of(config_name), config
+    declared = Keys() if section is None else keys_of(section)
+    names = {*declared.keys, *getattr(section, "appended", ())} or {*config}
     for part in filter(None, path.split(".")):
-        annotation = keys_of(section).keys[part].annotation if section and part in keys_of(section).keys else Any
-        section = section_in(annotation)
-        below = below.get(part) if isinstance(below, Mapping) else None
-        keys = set(below) if isinstance(below, Mapping) else set()
-        if is_node(below):
-            keys |= set((keys_of_class(below["_target_"]) or Keys()).keys)
-        if section is not None:
-            keys |= set(keys_of(section).keys)
-    return sorted(keys - set(HYDRAS))
+        annotation = declared.keys[part].annotation if part in declared.keys else Any
+        value = below.get(part)
+        below = value if isinstance(value, Mapping) else {}
+        declared = keys_below(value, annotation) or Keys()
+        names = {*below, *declared.keys}
+    return sorted(names - {*HYDRAS})
 
 
 def section_in(annotation: Any) -> type[ConfigSection] | None:
     """The declared section that an annotation asks for, if it does."""
-    return next(
-        (kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, ConfigSection)), None
-    )
+    kinds = (kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, ConfigSection))
+    return next(kinds, None)
+
+
+def keys_below(value: Any, annotation: Any = Any) -> Keys | None:
+    """The declared keys of a mapping: of the class that it names, or of the section that its annotation asks for."""
+    if is_node(value):
+        return keys_of_class(str(value["_target_"]))
+    section = section_in(annotation)
+    return None if section is None else keys_of(section)
 
 
 class _Walk:
@@ -132,10 +141,11 @@ class _Walk:
         for name, key in declared.keys.items():
             if name in values:
                 value = values[name]
-                if declared.no_blanks and self.judged and _holds_blank(value):
-                    raise InputError(
-                        f"{prefix}{name}: expected {say(key.annotation, LONG)}, not empty, got {shown(value)}"
-                    )
+                texts = value if isinstance(value, list) else [value]
+                blank = any(isinstance(text, str) and not text.strip() for text in texts)
+                if declared.no_blanks and self.judged and blank:
+                    kind = say(key.annotation, LONG)
+                    raise InputError(f"{prefix}{name}: expected {kind}, not empty, got {shown(value)}")
                 self.value(prefix + name, value, key.annotation, key.meaning)
             elif (whole or key.default is REQUIRED) and not partial:
                 _missing(prefix + name, key.annotation, key.meaning)
@@ -159,7 +169,6 @@ class _Walk:
         return self._judge(path, value, annotation, section) if self.judged else None
 
     def node(self, path: str, node: Mapping[str, Any]) -> None:
-        """A class or function with its arguments."""
         target = str(node["_target_"])
         declared = keys_of_class(target)
         if declared is None:
@@ -178,7 +187,6 @@ class _Walk:
             methods.check_method(node)
 
     def _judge(self, path: str, value: Any, annotation: Any, section: type[ConfigSection] | None) -> None:
-        """A leaf: its type and range."""
         if section is not None or _needs_choice(annotation):
             group = group_of(annotation)
             null = any(fits(None, kind) for kind in options(annotation) if kind is not Any)
@@ -197,20 +205,75 @@ class _Walk:
             raise InputError(f"{path}: expected {expected(value, annotation)}, got {shown(value)}{quote}")
 
 
-def _holds_blank(value: Any) -> bool:
-    """Whether a value is an empty text, or a list with one in it."""
-    if isinstance(value, list):
-        return any(map(_holds_blank, value))
-    return isinstance(value, str) and not value.strip()
-
-
 def _missing(path: str, annotation: Any, meaning: str) -> NoReturn:
-    raise InputError(
-        f"missing key {path}: expected {path}=VALUE, {say(annotation)}{f' ({meaning})' if meaning else ''}"
-    )
+    note = meaning and f" ({meaning})"
+    raise InputError(f"missing key {path}: expected {path}=VALUE, {say(annotation)}{note}")
 
 
 def _needs_choice(annotation: Any) -> bool:
     """Whether only a class with its arguments will do."""
     group = group_of(annotation)
     return group is not None and group.built
+
+
+# -- what Hydra says of a config that does not compose -------------------------------------------------------------
+
+
+def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
+    """conf/<config_name>.yaml with these overrides. Raises InputError, one line, if it does not compose."""
+    from hydra.errors import HydraException
+
+    try:
+        return compose_unchecked(config_name, overrides)
+    except (HydraException, ValueError) as error:
+        raise error if isinstance(error, InputError) else complaint(error, config_name, overrides) from error
+    except (TypeError, AttributeError, KeyError, AssertionError, RecursionError) as error:  # a choice that is no name
+        odd = [word for word in overrides if choices(word.lstrip("+~").partition("=")[0].partition("@")[0])]
+        raise InputError(
+            f"configuration {config_name}: expected names as choices of config groups, got {' '.join(odd) or first_line(error)}"
+        ) from error
+
+
+def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> InputError:
+    """The line for an error that composing conf/<config_name>.yaml with these overrides raised."""
+    from hydra.errors import OverrideParseException
+
+    text = str(error)
+    if match := LOST.search(text):
+        group, _, name = match["path"].rpartition("/")
+        by = "" if match["by"] in (None, config_name) else f"(named in {match['by']}.yaml)"
+        return unknown_name(group or "config", name, choices(group), by)
+    if text.startswith("Cannot find primary config"):
+        return unknown_name("config", config_name, choices("."))
+    if match := THERE.search(text):
+        return InputError(f"{match[1]} is in the config already: expected {match[1]}=VALUE, without the +")
+    if match := STRUCT.search(text) or GONE.search(text):
+        return _no_such_key(match[1], config_name, overrides)
+    if isinstance(error, OverrideParseException):
+        key, sign, _ = error.override.partition("=")
+        hint = f" (brackets and quotes come in pairs; text with one is written '{key}=\"TEXT\"')" if sign else ""
+        return InputError(f"expected KEY=VALUE, got {error.override!r}{hint}")
+    if text.startswith("Ambiguous value"):
+        word = text.partition("'")[2].partition("'")[0]
+        key, _, value = word.partition("=")
+        return InputError(f"{word}: expected one value; a list is written {key}=[{value}], and -m sweeps over values")
+    if text.startswith("Config group override must be"):
+        nulls = [word for word in overrides if word.endswith("=null") and choices(word.partition("=")[0].lstrip("+"))]
+        return InputError(f"expected a choice of a config group, got {', '.join(nulls) or 'null'}")
+    return InputError(f"configuration {config_name}: {' '.join(text.split())}")
+
+
+def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputError:
+    """The key is not in the config: it could be added, or there is none of that name."""
+    others = [word for word in overrides if word.lstrip("+~").partition("=")[0].partition("@")[0] != key]
+    try:
+        before: Any = plain(composed(config_name, others)) if len(others) < len(overrides) else {}
+    except (InputError, ValueError):
+        before = {}
+    parent, _, name = key.rpartition(".")
+    names = list(keys_at(before, config_name, parent))
+    if any(word.startswith(f"{key}={{") for word in overrides) and choices(key):
+        return InputError(f"{key} is chosen by name: for a mapping of your own expected ~{key} '+{key}={{...}}'")
+    if name in names or (not parent and choices(key)):
+        return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
+    return unknown_name("key", key, [f"{parent}.{other}".lstrip(".") for other in names])

@@ -1,7 +1,6 @@
-"""The command line before anything is run: tidied, `--help` answered, every fault said in one line.
+"""The command line before anything is run: tidied, `--help` answered, every fault said in one line, without torch.
 
-None of it needs torch. Every command's module begins with `check_command_line`, so that a fault is reported before the
-module imports what its work needs. `toolkit.runs.stage.command` checks again, for commands that are started in another way.
+`toolkit.runs.stage.command` checks again, for commands that are started in another way.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
-        from toolkit.config.check import check
-        from toolkit.config.complaints import composed
+        from toolkit.config.check import check, composed
 
         check_choices(flags.overrides)
         papers.register(flags.overrides, (files.CONF, *files.user_folders()))  # of every job of a sweep
@@ -87,15 +85,10 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
 def tidy_overrides(argv: Sequence[str]) -> list[str]:
     """`experiment=x` (the usual template's spelling) means `+experiment=x`, and keys of grids take no + either.
 
-    Debug comes last, so that it wins.
-
-    Flags keep their values and their order: those in front stay in front, all others follow the overrides.
+    Debug comes last, so that it wins. Flags keep their order: those in front stay there, all others follow the overrides.
     """
-    words: list[str] = []
-    front: list[str] = []
-    behind: list[str] = []
-    waiting = list(argv)
-    options = _parser()._option_string_actions
+    words, front, last = list[str](), list[str](), list[str]()
+    waiting, options = list(argv), _parser()._option_string_actions
     while waiting:
         word = waiting.pop(0)
         if not word.startswith("-"):
@@ -107,9 +100,8 @@ def tidy_overrides(argv: Sequence[str]) -> list[str]:
         action = options.get(word)
         if action is not None and action.nargs != 0 and waiting and not ("=" in waiting[0] and action.nargs == "?"):
             flag.append(waiting.pop(0))
-        (behind if words else front).extend(flag)
-    debug = [word for word in words if word.startswith("+debug=")]
-    return [*front, *(word for word in words if word not in debug), *debug, *behind]
+        (last if words else front).extend(flag)
+    return [*front, *sorted(words, key=lambda word: word.startswith("+debug=")), *last]
 
 
 def check_choices(words: Sequence[str]) -> None:
@@ -120,9 +112,9 @@ def check_choices(words: Sequence[str]) -> None:
         names = configs.choices(group) if group and "." not in group and not group.startswith("hydra/") else []
         if not names or value == "null" or any(bracket in value for bracket in "({["):
             continue
-        for name in value.split(","):
-            if name.strip() not in names:
-                raise unknown_name(group, name.strip(), names)
+        for name in map(str.strip, value.split(",")):
+            if name not in names:
+                raise unknown_name(group, name, names)
 
 
 def _first_job(overrides: Sequence[str]) -> list[str]:
@@ -130,7 +122,7 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from toolkit.config.complaints import complaint
+    from toolkit.config.check import complaint
 
     job = []
     for word in overrides:
@@ -146,7 +138,6 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Hydra's own flags."""
     from hydra._internal.utils import get_args_parser
 
     def refuse(message: str) -> NoReturn:

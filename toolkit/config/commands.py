@@ -3,10 +3,10 @@
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
 
 A key without a default has to be given. `ConfigGroup` marks what a config group fills in: the keys there are those of the class
-that it names (`toolkit.config.sources`). Which choice of a group is taken by default stands in `conf/<command>.yaml`. Hydra
-composes the two (`store`); the code of a command gets the result as `cfg: Mix`. `File`, `Head` and `Model` mark what counts
-by its content.
+that it names (`toolkit.config.sources`), and conf/<command>.yaml says which choice is the default. `File`, `Head` and `Model`
+mark what counts by its content.
 """
+# ruff: noqa: RUF012  # every config has its own copy of a list
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 from toolkit.config.notes import (
@@ -36,25 +36,37 @@ from toolkit.config.notes import (
 )
 
 
-def copied(value: Any) -> Any:
-    """A default that every config has a copy of."""
-    return field(default_factory=lambda: deepcopy(value))
-
-
 @dataclass_transform(kw_only_default=True, eq_default=False)
 class ConfigSection:
-    """Keys that belong together; every subclass is a dataclass."""
+    """Keys that belong together; every subclass is a dataclass, every config has its own copy of a default."""
 
     def __init_subclass__(cls) -> None:
+        for name, value in [*vars(cls).items()]:
+            if isinstance(value, list | dict | ConfigSection) and not name.startswith("_"):
+                setattr(cls, name, field(default_factory=partial(deepcopy, value)))
         dataclass(kw_only=True, eq=False)(cls)
 
 
+Count = Annotated[int, AtLeast(1)]
+Amount = Annotated[float, AtLeast(0)]
+Positive = Annotated[float, Above(0)]
+AProbability = Annotated[float, Probability]
 Seed = Annotated[int, AtLeast(0)]
-CostRatio = Annotated[float, Above(0), "c, draft forward / target forward"]
-Resamples = Annotated[int, AtLeast(1), "bootstrap samples"]
-Seconds = Annotated[float, Above(0)]
+CostRatio = Annotated[Positive, "c, draft forward / target forward"]
+Resamples = Annotated[Count, "bootstrap samples"]
+Seconds = Positive
 Folders = list[str]
+Inputs = Annotated[str | Folders, File()]
+Named = Annotated[Mapping[str, str], File()]  # {NAME: FOLDER}
 Hidden = Annotated[bool, "keep the draft's states beside the recording: further heads then need no new one"]
+SMALL_RATIOS = [0.05, 0.1, 0.2, 0.3, 0.5]
+TABLE_COSTS = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]
+OF_TREES = ["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"]
+COST_RANGE = [0.05, 5.0]
+LOAD_DRAFT = {"_target_": "toolkit.models.pair.load_draft", "source": "${pair.draft}", "device": "cpu",
+              "dtype": "${pair.dtype}"}  # fmt: skip
+READ_RESPONSES = {"_target_": "data_gen.texts.read_responses", "_partial_": True}
+READ_ROWS = {"_target_": "data_gen.responses.read_rows", "_partial_": True}
 Hardware = Literal["h100", "h200", "a100", "l40s", "cpu"]
 
 
@@ -70,27 +82,16 @@ class Command(ConfigSection):
     example: ClassVar[str]  # its overrides
     appended: ClassVar[tuple[str, ...]] = ()  # groups that +group=choice adds to the whole config
 
-    paths: Annotated[Paths, "where output goes"] = copied(Paths())
+    paths: Annotated[Paths, "where output goes"] = Paths()
     overwrite: Annotated[bool, "start afresh an output folder that holds work of another configuration"] = False
 
 
 class OnPair(ConfigSection):
-    pair: Annotated[
-        Any, ConfigGroup("pair"), "target and draft model: pair.target=PATH pair.draft=PATH for any checkpoints"
-    ]
+    pair: Annotated[Any, ConfigGroup("pair"), "target and draft: pair.target=PATH pair.draft=PATH for any checkpoints"]
 
 
 class ReadsDraft(OnPair):
-    draft: Annotated[
-        Any, ConfigGroup("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"
-    ] = copied(
-        {
-            "_target_": "toolkit.models.pair.load_draft",
-            "source": "${pair.draft}",
-            "device": "cpu",
-            "dtype": "${pair.dtype}",
-        }
-    )
+    draft: Annotated[Any, ConfigGroup("draft"), "the pair's draft, read for its embeddings"] = LOAD_DRAFT
 
 
 class OnPrompts(OnPair):
@@ -111,9 +112,7 @@ class Intervals(ConfigSection):
 
 class Shared(ConfigSection):
     rank: Annotated[int, AtLeast(0), "which part this process makes: every world_size-th of the same folder"] = 0
-    world_size: Annotated[
-        int, AtLeast(1), "processes that share the work: -m rank=0,1 world_size=2 hydra/launcher=joblib"
-    ] = 1
+    world_size: Annotated[Count, "processes that share the work: -m rank=0,1 world_size=2 hydra/launcher=joblib"] = 1
 
 
 class Tracked(ConfigSection):
@@ -133,26 +132,22 @@ class OfMethod(ConfigSection):
 class StageSpec(ConfigSection):
     run: Annotated[str, "module.function of the stage"]
     config: Annotated[str, "its root config"]
-    overrides: Annotated[list[str], 'of that config; "{name}" is the folder of an earlier stage'] = copied([])
+    overrides: Annotated[list[str], 'of that config; "{name}" is the folder of an earlier stage'] = []
     for_each: Annotated[
         Mapping[str, list[str] | Mapping[str, list[str]]],
         'one stage per combination of these names; "{name}" stands for each. A mapping adds overrides to each name',
-    ] = copied({})
-    inherit: Annotated[list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"] = copied([])
+    ] = {}
+    inherit: Annotated[list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"] = []
 
 
 class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
     method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the tokens do not depend on it"] = 8
+    batch_size: Annotated[Count, "prompts decoded together; the tokens do not depend on it"] = 8
     cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
-    export: Annotated[
-        bool, "write the formats of Spec-Bench and SpecDec++, too; their times are written if batch_size is 1"
-    ] = False
-    category: Annotated[
-        str, "Spec-Bench's: mt_bench's, translation, summarization, qa, math_reasoning, rag; or overall"
-    ] = "overall"
+    export: Annotated[bool, "write Spec-Bench's and SpecDec++'s formats, too; with times if batch_size is 1"] = False
+    category: Annotated[str, "Spec-Bench's: translation, summarization, qa, rag, ...; or overall"] = "overall"
     model_id: Annotated[str | None, "how exported answers call their model; null: the folder's name"] = None
 
 
@@ -165,37 +160,25 @@ class MethodOnly(ConfigSection):
 
 
 class TrainsHeads(OnPair):
-    data: Annotated[
-        Any, ConfigGroup("data", nullable=True), "what is learned from; the draft whose states are read"
-    ] = None
+    data: Annotated[Any, ConfigGroup("data", nullable=True), "what is learned from, and the draft that is read"] = None
     head: Annotated[Any, ConfigGroup("model", nullable=True), "the head's shape"]
     loss: Annotated[Any, ConfigGroup("model", nullable=True), "what is minimised"]
     optimizer: Annotated[Any, ConfigGroup("model", nullable=True), "how"]
     scheduler: Annotated[Any, ConfigGroup("model", nullable=True), "the learning rate over training; null: constant"]
-    model: Annotated[
-        Any, ConfigGroup("model", nullable=True), "all of these as a Lightning module; null: only stages are run"
-    ]
+    model: Annotated[Any, ConfigGroup("model", nullable=True), "these as a Lightning module; null: only stages are run"]
     seed: Annotated[Seed, "of the weights and of the order of the data"] = 0
 
 
 class Trains(ConfigSection):
     trainer: Annotated[Any, ConfigGroup("trainer"), "arguments of pytorch_lightning.Trainer"]
-    callbacks: Annotated[
-        Mapping[str, Any] | None, ConfigGroup("callbacks", built=False), "checkpoints and what else happens on the way"
-    ]
+    callbacks: Annotated[Mapping[str, Any] | None, ConfigGroup("callbacks", built=False), "checkpoints and the like"]
     logger: Annotated[Mapping[str, Any] | None, ConfigGroup("logger", built=False), "where curves go"]
-    tags: Annotated[list[str], "of the Weights & Biases runs"] = copied([])
-    ckpt_path: Annotated[
-        str | None, "resume from this checkpoint; null or last: from the run folder's own, if there is one"
-    ] = None
-    before: Annotated[
-        Mapping[str, StageSpec] | None,
-        ConfigGroup("before", built=False),
-        "stages that run first; what they wrote is kept",
-    ] = copied({})
+    tags: Annotated[list[str], "of the Weights & Biases runs"] = []
+    ckpt_path: Annotated[str | None, "resume from this checkpoint; null or last: from the run folder's own"] = None
+    before: Annotated[Mapping[str, StageSpec] | None, ConfigGroup("before", built=False), "stages that run first"] = {}
     after: Annotated[
-        Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s folder'
-    ] = copied({})
+        Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s'
+    ] = {}
 
 
 class Train(Command, TrainsHeads, Trains):
@@ -203,76 +186,54 @@ class Train(Command, TrainsHeads, Trains):
     appended = ("experiment", "hparams_search", "debug")
     optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"] = "val/log_loss_calibrated"
     from_pretrained: Annotated[str | None, Head(), "start from the head in this folder"] = None
-    prompts: Annotated[
-        Any, ConfigGroup("prompts", nullable=True), "of an experiment that makes its data: prompts.path=FILE.jsonl"
-    ] = None
-    sampling: Annotated[
-        Any, ConfigGroup("sampling", nullable=True), "of such an experiment's responses, recordings and sweeps"
-    ] = None
-    toy: Annotated[
-        Mapping[str, Any] | None,
-        "of an experiment of a paper: what stands in for its data and sizes while the pair is the toy pair",
-    ] = None
+    prompts: Annotated[Any, ConfigGroup("prompts", nullable=True), "of an experiment that makes its data"] = None
+    sampling: Annotated[Any, ConfigGroup("sampling", nullable=True), "of such an experiment's responses"] = None
+    toy: Annotated[Mapping[str, Any] | None, "of a paper's experiment: its data and sizes for the toy pair"] = None
     dry_run: Annotated[bool, "compose and check every stage, print the plan, load and run nothing"] = False
 
 
 class Distill(Command, OnPair, Trains):
     module, example = "toolkit.distill", "responses=[FOLDER,...] loss=lk"
     appended = ("experiment",)
-    responses: Annotated[
-        str | Folders, File(), "folder of data_gen.responses, or a list of them: the target's own texts"
-    ]
-    read: Annotated[Any, ConfigGroup("read"), "what reads them"] = copied(
-        {"_target_": "data_gen.texts.read_responses", "_partial_": True}
-    )
+    responses: Annotated[Inputs, "folders of data_gen.responses: the target's own texts"]
+    read: Annotated[Any, ConfigGroup("read"), "what reads them"] = READ_RESPONSES
     data: Annotated[Any, ConfigGroup("data"), "how they become batches"]
     loss: Annotated[Any, ConfigGroup("loss"), "what is minimised"]
     teacher: Annotated[Any, ConfigGroup("teacher"), "where the target's probabilities come from"]
     from_pretrained: Annotated[
-        str | None, HubData(kind="model"), "to begin with: a folder, a hub name, toy/draft; null: fresh weights"
+        str | None, HubData(kind="model"), "a folder or hub name to begin with; null: fresh weights"
     ] = "${pair.draft}"
-    layers: (
-        Annotated[
-            Annotated[int, AtLeast(1)] | list[Annotated[int, AtLeast(0)]],
-            "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
-        ]
-        | None
-    ) = None
-    kind: Annotated[
-        Any, ConfigGroup("kind", nullable=True), "of draft: null, a model of its own; eagle3, one that reads states"
+    layers: Annotated[
+        Count | list[Annotated[int, AtLeast(0)]] | None,
+        "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
     ] = None
-    vocabulary: (
-        Annotated[
-            Annotated[int, AtLeast(1)],
-            "V': output tokens that the draft keeps, the most frequent of the responses; null, or all there are: all",
-        ]
-        | None
-    ) = None
+    kind: Annotated[Any, ConfigGroup("kind", nullable=True), "null: one of its own; eagle3: one that reads states"] = (
+        None
+    )
+    vocabulary: Annotated[
+        Count | None, "V': output tokens that the draft keeps, the most frequent of the responses; null: all"
+    ] = None
     exports: Annotated[
         list[Literal["plain", "gguf"]],
         "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama)",
-    ] = copied([])
+    ] = []
     export: Annotated[bool, "export the best draft that an interrupted run has made, and train no further"] = False
     shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
-    temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None = None
+    temperature: Annotated[Positive, "of p and q in the loss; null: the responses' own, or 1"] | None = None
     lmbda: Annotated[float, Probability, "probability that a batch's texts are drawn from the draft itself"] = 0.0
     optimizer: Annotated[Any, ConfigGroup("model"), "how"]
     scheduler: Annotated[Any, ConfigGroup("model"), "the learning rate over training; null: constant"] | None
     seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"] = 0
-    optimized_metric: Annotated[
-        str, "score that best.ckpt and a sweeper look at: val/alpha, or val/loss with mode=min"
-    ] = "val/alpha"
+    optimized_metric: Annotated[str, "score of best.ckpt and a sweeper: or val/loss with mode=min"] = "val/alpha"
 
 
 class TrainHeads(Command, TrainsHeads):
     module, example = "toolkit.train_heads", "data.path=FOLDER depths=[0,3] w_rejs=[1,6]"
-    depths: Annotated[list[Annotated[int, AtLeast(0)]], "D, residual blocks"] = copied([0, 1, 2, 3, 4])
-    w_rejs: Annotated[list[Annotated[float, Above(0)]], "weights of a rejection"] = copied([1, 3, 6, 12])
-    max_epochs: Annotated[int, AtLeast(1), "passes over the training data, at most"] = 16
-    patience: Annotated[int, AtLeast(1), "validations of a head without a better score before it stops"] = 4
-    optimized_metric: Annotated[str, "validation score whose smallest value says which state is kept"] = (
-        "val/log_loss_calibrated"
-    )
+    depths: Annotated[list[Annotated[int, AtLeast(0)]], "D, residual blocks"] = [0, 1, 2, 3, 4]
+    w_rejs: Annotated[list[Positive], "weights of a rejection"] = [1, 3, 6, 12]
+    max_epochs: Annotated[Count, "passes over the training data, at most"] = 16
+    patience: Annotated[Count, "validations of a head without a better score before it stops"] = 4
+    optimized_metric: Annotated[str, "validation score, to be small"] = "val/log_loss_calibrated"
 
 
 class EndpointKeys(ConfigSection):
@@ -282,44 +243,31 @@ class EndpointKeys(ConfigSection):
         "its names of the request's fields; transformers (its serve) and openai lack some: what would need those is refused",
     ] = "vllm"
     key_variable: Annotated[str | None, "environment variable with the endpoints' key; null: none is sent"] = None
-    concurrency: Annotated[int, AtLeast(1), "requests to each endpoint at once"] = 16
-    requests_per_minute: Annotated[float, Above(0), "to each endpoint, at most; null: any number"] | None = None
-    seconds: Annotated[float, Above(0), "one try may take, the whole response included"] = 600
-    attempts: Annotated[int, AtLeast(1), "tries of one prompt in succession; a second such series follows later"] = 4
-    backoff: Annotated[
-        float, AtLeast(0), "seconds before the second try, then twice as long each time; Retry-After wins"
-    ] = 1
-    request: Annotated[
-        Mapping[str, Any],
-        "further keys of a request, part of the folder's hash; null leaves out a key of neutral value",
-    ] = copied({})
+    concurrency: Annotated[Count, "requests to each endpoint at once"] = 16
+    requests_per_minute: Annotated[Positive, "to each endpoint, at most; null: any number"] | None = None
+    seconds: Annotated[Positive, "one try may take, the whole response included"] = 600
+    attempts: Annotated[Count, "tries of one prompt in succession; a second such series follows later"] = 4
+    backoff: Annotated[Amount, "seconds before the second try, then doubled each time; Retry-After wins"] = 1
+    request: Annotated[Mapping[str, Any], "further keys of a request; null leaves out a key of neutral value"] = {}
 
 
 class Responses(Command, OnPrompts, Shared):
     module, example = "data_gen.responses", "prompts=toy_instruct prompts.split=train prompts.limit=2000"
-    shard_size: Annotated[int, AtLeast(1), "prompts per file; an interruption loses at most one file's work"] = 256
-    max_prompt_tokens: Annotated[int, AtLeast(1), "longer prompts are skipped and counted; null: none are"] | None = (
-        None
-    )
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the responses do not depend on it"] = 32
-    endpoints: Annotated[
-        list[str], "base addresses with /completions, as http://localhost:8000/v1; []: decode here"
-    ] = copied([])
-    served: Annotated[EndpointKeys, "how endpoints are asked"] = copied(EndpointKeys())
+    shard_size: Annotated[Count, "prompts per file; an interruption loses at most one file's work"] = 256
+    max_prompt_tokens: Annotated[Count, "longer prompts are skipped and counted; null: none are"] | None = None
+    batch_size: Annotated[Count, "prompts decoded together; the responses do not depend on it"] = 32
+    endpoints: Annotated[list[str], "base addresses with /completions: http://localhost:8000/v1; []: decode here"] = []
+    served: Annotated[EndpointKeys, "how endpoints are asked"] = EndpointKeys()
 
 
 class Mix(Command, OnPair, Shared):
     module, example = "data_gen.mix", "responses=outputs/responses-HASH"
-    responses: Annotated[
-        str | Folders, File(), "folder of data_gen.responses, or a list of them; their sampling is used"
-    ]
+    responses: Annotated[Inputs, "folders of data_gen.responses; their sampling is used"]
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
-    validation: Annotated[
-        str | Folders | None, File(), "responses to validate on; null: those to validation_fraction of the prompts"
-    ] = None
+    validation: Annotated[Inputs | None, "to validate on; null: those to validation_fraction of the prompts"] = None
     validation_fraction: Annotated[float, Between(0, 1, "()"), "of the prompts"] = 0.1
     seed: Annotated[Seed, "of drafted tokens, acceptance draws and the split"] = 0
-    batch_size: Annotated[int, AtLeast(1), "does not change the data, float ties aside"] = 16
+    batch_size: Annotated[Count, "does not change the data, float ties aside"] = 16
 
 
 class Traces(Command, OnPair, Shared):
@@ -330,109 +278,85 @@ class Traces(Command, OnPair, Shared):
         'folder of data_gen.responses, a list of them, or a .jsonl file of {"prompt_ids": [...], "token_ids": [...]} '
         '(with "text", the tokenizer is checked)',
     ]
-    sampling: Annotated[
-        Mapping[str, Any] | None, "of a .jsonl file: {temperature: 1.0, ...}; folders say it themselves"
-    ] = None
-    limit: Annotated[int, AtLeast(1), "only the first so many texts"] | None = None
+    sampling: Annotated[Mapping[str, Any] | None, "of a .jsonl file: {temperature: 1.0, ...}"] = None
+    limit: Annotated[Count, "only the first so many texts"] | None = None
     heads: Annotated[
-        Mapping[str, str] | None,
-        Head(),
-        "{NAME: FOLDER}: acceptance heads whose estimates are stored; null: the pair's own, if it ships one, as `own`",
+        Mapping[str, str] | None, Head(), "{NAME: FOLDER}: heads whose estimates are stored; null: the pair's, as `own`"
     ] = None
-    hidden: Annotated[
-        bool,
-        "store the draft's states, D numbers per step: any further head can then be replayed on this recording",
-    ] = False
-    upper_bound: Annotated[
-        bool,
-        "run the target along the roll-outs, too: the upper bound needs the exact probability of every drafted token",
-    ] = False
+    hidden: Annotated[bool, "store the draft's states: any further head can then be replayed here"] = False
+    upper_bound: Annotated[bool, "run the target along the roll-outs, too: the upper bound needs it"] = False
     max_drafted: Annotated[
-        Annotated[int, AtLeast(1)] | Literal["auto"],
+        Count | Literal["auto"],
         "the most tokens a replayed policy may draft in a round; auto: as many as pay on the first texts, at most 20",
     ] = 20
-    draft_temperature: Annotated[float, AtLeast(0), "the draft's own; null: the sampling's"] | None = None
-    replicates: Annotated[int, AtLeast(1), "recordings of the same texts with new acceptance draws"] = 1
-    shard_size: Annotated[int, AtLeast(1), "texts per file; an interruption loses at most one file's work"] = 64
-    batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the traces, float ties aside"] = 4
+    draft_temperature: Annotated[Amount, "the draft's own; null: the sampling's"] | None = None
+    replicates: Annotated[Count, "recordings of the same texts with new acceptance draws"] = 1
+    shard_size: Annotated[Count, "texts per file; an interruption loses at most one file's work"] = 64
+    batch_size: Annotated[Count, "texts at a time; does not change the traces, float ties aside"] = 4
     dry_run: Annotated[bool, "record a few texts, print the size and the time of all, write nothing"] = False
 
 
 class PerDomain(ConfigSection):
-    instruct: Annotated[float, AtLeast(0), "short word tasks"]
-    math: Annotated[float, AtLeast(0), "word problems"]
-    code: Annotated[float, AtLeast(0), "documented functions of the standard library"]
+    instruct: Annotated[Amount, "short word tasks"]
+    math: Annotated[Amount, "word problems"]
+    code: Annotated[Amount, "documented functions of the standard library"]
 
 
 class ToyModel(ConfigSection):
-    hidden_size: Annotated[int, AtLeast(1), "of its states"]
-    intermediate_size: Annotated[int, AtLeast(1), "of its MLPs"]
-    num_layers: Annotated[int, AtLeast(1), "the draft has one, so that it cannot copy as the target does"]
-    num_heads: Annotated[int, AtLeast(1), "of its attention"]
-    steps: Annotated[int, AtLeast(1), "batches"]
+    hidden_size: Annotated[Count, "of its states"]
+    intermediate_size: Annotated[Count, "of its MLPs"]
+    num_layers: Annotated[Count, "the draft has one, so that it cannot copy as the target does"]
+    num_heads: Annotated[Count, "of its attention"]
+    steps: Annotated[Count, "batches"]
     warmup: Annotated[int, AtLeast(0), "steps until the full rate; a cosine follows"]
-    learning_rate: Annotated[float, Above(0), "Adam's, for embeddings and norms"] = 0.003
-    matrix_learning_rate: Annotated[float, Above(0), "Muon's, for the layers' matrices"] = 0.004
+    learning_rate: Annotated[Positive, "Adam's, for embeddings and norms"] = 0.003
+    matrix_learning_rate: Annotated[Positive, "Muon's, for the layers' matrices"] = 0.004
 
 
 class ToyEvaluation(ConfigSection):
-    prompts: Annotated[int, AtLeast(1), "frozen test prompts per domain"] = 400
-    max_new_tokens: Annotated[int, AtLeast(1), "of a response"] = 256
+    prompts: Annotated[Count, "frozen test prompts per domain"] = 400
+    max_new_tokens: Annotated[Count, "of a response"] = 256
 
 
 class Toy(Command):
     module = "data_gen.toy"
     example = "target.steps=20 draft.steps=20 examples=200 evaluation.prompts=4 paths.output_dir=FOLDER"
     seed: Annotated[Seed, "of data, weights and batches"] = 0
-    threads: Annotated[int, AtLeast(1), "of the CPU; 1 is faster where other programs compete for the cores"] = 2
-    examples: Annotated[
-        int, AtLeast(1), "training examples per domain (code has only as many as the standard library)"
-    ] = 60000
-    shares: Annotated[PerDomain, "part of all training tokens per domain"] = copied(
-        PerDomain(instruct=0.42, math=0.4, code=0.18)
-    )
+    threads: Annotated[Count, "of the CPU; 1 is faster where other programs compete for the cores"] = 2
+    examples: Annotated[Count, "training examples per domain (code has only as many as the standard library)"] = 60000
+    shares: Annotated[PerDomain, "part of all training tokens"] = PerDomain(instruct=0.42, math=0.4, code=0.18)
     vocab_size: Annotated[int, AtLeast(257), "of the byte-level BPE"] = 1024
-    tokenizer_examples: Annotated[PerDomain, "what it learns from, so that most toy words are one token"] = copied(
-        PerDomain(instruct=12000, math=4000, code=400)
+    tokenizer_examples: Annotated[PerDomain, "what it learns from, so that most toy words are one token"] = PerDomain(
+        instruct=12000, math=4000, code=400
     )
-    max_length: Annotated[int, AtLeast(1), "tokens; longer documents are left out"] = 512
-    max_positions: Annotated[int, AtLeast(1), "max_position_embeddings of both models"] = 1024
-    tokens_per_batch: Annotated[int, AtLeast(1), "padding included; documents of like length share a batch"] = 768
-    prompt_weight: Annotated[
-        float, AtLeast(0), "weight of a prompt token in the loss; a response token has weight 1"
-    ] = 0.1
-    weight_decay: Annotated[float, AtLeast(0), "of the layers' matrices"] = 0.02
-    clip_norm: Annotated[float, Above(0), "largest norm of a step's gradient, per model"] = 1.0
-    checkpoint_every: Annotated[int, AtLeast(1), "steps"] = 1000
-    log_every: Annotated[int, AtLeast(1), "steps between updates of the progress bar"] = 100
-    target: Annotated[ToyModel, "the large model"] = copied(
-        ToyModel(hidden_size=192, intermediate_size=544, num_layers=4, num_heads=6, steps=20000, warmup=400)
+    max_length: Annotated[Count, "tokens; longer documents are left out"] = 512
+    max_positions: Annotated[Count, "max_position_embeddings of both models"] = 1024
+    tokens_per_batch: Annotated[Count, "padding included; documents of like length share a batch"] = 768
+    prompt_weight: Annotated[Amount, "weight of a prompt token in the loss; of a response token: 1"] = 0.1
+    weight_decay: Annotated[Amount, "of the layers' matrices"] = 0.02
+    clip_norm: Annotated[Positive, "largest norm of a step's gradient, per model"] = 1.0
+    checkpoint_every: Annotated[Count, "steps"] = 1000
+    log_every: Annotated[Count, "steps between updates of the progress bar"] = 100
+    target: Annotated[ToyModel, "the large model"] = ToyModel(
+        hidden_size=192, intermediate_size=544, num_layers=4, num_heads=6, steps=20000, warmup=400
     )
-    draft: Annotated[ToyModel, "the small one"] = copied(
-        ToyModel(hidden_size=96, intermediate_size=192, num_layers=1, num_heads=3, steps=16000, warmup=200)
+    draft: Annotated[ToyModel, "the small one"] = ToyModel(
+        hidden_size=96, intermediate_size=192, num_layers=1, num_heads=3, steps=16000, warmup=200
     )
-    evaluation: Annotated[ToyEvaluation, "what the card reports"] = copied(ToyEvaluation())
+    evaluation: Annotated[ToyEvaluation, "what the card reports"] = ToyEvaluation()
 
 
 class Sweep(Command, Labels, Tracked, Shared):
     module, example = "analysis.sweep", "prompts=toy_math prompts.split=dev"
-    grid: Annotated[
-        Grid,
-        ConfigGroup("grid", built=False),
-        "methods, and lists of values for their keys: grid.tail.policy.threshold=[.1,.2]",
-    ]
+    grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods and values: grid.tail.policy.threshold=[.1,.2]"]
     source: Annotated[
         Literal["traces", "live"],
         "traces: decode plainly, record, and replay every chain method on the recording; live: decode every setting",
     ] = "traces"
-    replayed: Annotated[
-        Folders, File(), "of source=live: replayed sweeps of the same prompts that are compared with it"
-    ] = copied([])
-    max_drafted: Annotated[
-        int, AtLeast(1), "the most tokens of a round: of a recording, and of methods that name no other bound"
-    ] = 20
+    replayed: Annotated[Folders, File(), "of source=live: replayed sweeps of the same prompts to compare it with"] = []
+    max_drafted: Annotated[Count, "the most tokens of a round, where a method names no other bound"] = 20
     hidden: Hidden = True
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; does not change the results"] = 32
+    batch_size: Annotated[Count, "prompts decoded together; does not change the results"] = 32
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"] = 0.2
     artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"] = False
 
@@ -443,146 +367,89 @@ class UnderLoad(OnPrompts, Tracked):
         Hardware | None,
         "model the costs instead: h100, h200, a100 or l40s, from its peak figures; cpu: this machine is asked",
     ] = None
-    devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"] = 1
-    rounds: Annotated[
-        int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"
-    ] = 10
+    devices: Annotated[Count, "of hardware=...: how many the target is spread over"] = 1
+    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 10
     max_drafted: Annotated[
-        Annotated[int, AtLeast(1)] | Literal["auto"],
+        Count | Literal["auto"],
         "most tokens of a round; auto: as many as the first texts say pay, at most 20, and deeper settings are left out",
     ] = "auto"
     hidden: Hidden = True
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"] = 32
+    batch_size: Annotated[Count, "prompts decoded together for the responses; does not change them"] = 32
 
 
 class Advise(Command, UnderLoad, Intervals):
     module, example = "analysis.advise", "pair.draft=[toy/draft] batch_sizes=[1,4,16]"
     resamples: Resamples = 2000
-    batch_sizes: Annotated[list[Annotated[int, AtLeast(1)]], "requests decoded side by side"] = copied([1, 4, 16])
-    heads: Annotated[
-        list[str | None] | None, Head(), "an acceptance head, or null, for each draft; null: the pair's own"
-    ] = None
-    train_heads: Annotated[
-        bool,
-        "train and calibrate heads for every draft, on two further parts of the prompts (at least 32 prompts)",
-    ] = False
-    costs: Annotated[
-        str | Folders | None, File(), "a cost table (JSON or CSV), or one for each draft; null: measured here"
-    ] = None
+    batch_sizes: Annotated[list[Count], "requests decoded side by side"] = [1, 4, 16]
+    heads: Annotated[list[str | None] | None, Head(), "an acceptance head, or null, for each draft"] = None
+    train_heads: Annotated[bool, "train and calibrate heads for every draft, on further parts of >= 32 prompts"] = False
+    costs: Annotated[Inputs | None, "a cost table, or one for each draft; null: measured here"] = None
     drops: Annotated[
         Literal["always", "half"],
         "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
     ] = "half"
     responses: Annotated[
-        str | None,
-        File(),
-        "advise from vLLM's answers instead, one JSON object per line, with its counts per request; no model is loaded",
+        str | None, File(), "advise from vLLM's answers instead, JSONL with counts per request; no model is loaded"
     ] = None
-    cost_ratio: Annotated[float, Above(0), "c, draft forward / target forward, with `responses`"] = 0.2
+    cost_ratio: Annotated[Positive, "c, draft forward / target forward, with `responses`"] = 0.2
 
 
 class Serving(Command, UnderLoad):
     module, example = "analysis.serving", "hardware=h100 users=[1,4,16] slots=16"
-    slots: Annotated[int, AtLeast(1), "most requests decoded side by side"] = 16
-    users: Annotated[list[Annotated[int, AtLeast(1)]], "loads: so many users, each waiting for its answer"] = copied(
-        [1, 4, 16, 32]
-    )
-    rates: Annotated[list[Annotated[float, Above(0)]], "loads: so many requests per second, at random times"] = copied(
-        []
-    )
-    requests: Annotated[
-        int, AtLeast(1), "of a simulation, at most; prompts are taken in turn, 16 per user and at least 64"
-    ] = 256
-    shapes: Annotated[
-        list[str], "of hardware=...: target and draft, of llama-70b, llama-8b, llama-1b; []: the pair's own"
-    ] = copied([])
-    costs: Annotated[str | Folders | None, File(), "a cost table (JSON or CSV); null: measured here"] = None
+    slots: Annotated[Count, "most requests decoded side by side"] = 16
+    users: Annotated[list[Count], "loads: so many users, each waiting for its answer"] = [1, 4, 16, 32]
+    rates: Annotated[list[Positive], "loads: so many requests per second, at random times"] = []
+    requests: Annotated[Count, "of a simulation, at most; prompts are taken in turn, 16 per user and at least 64"] = 256
+    shapes: Annotated[list[str], "of hardware=...: two of llama-70b, llama-8b, llama-1b; []: the pair's own"] = []
+    costs: Annotated[Inputs | None, "a cost table (JSON or CSV); null: measured here"] = None
     drops: Annotated[Literal["always", "half"], "as in analysis.advise"] = "always"
 
 
 class Compare(Command, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
-    group_size: Annotated[int, AtLeast(1), "prompts decoded together; settings take turns on every group"] = 1
-    dev_share: Annotated[
-        float,
-        Between(0, 1, "[)"),
-        "of the groups: settings are chosen on these, results are of the others; 0: results are of all",
-    ] = 0.0
+    group_size: Annotated[Count, "prompts decoded together; settings take turns on every group"] = 1
+    dev_share: Annotated[float, Between(0, 1, "[)"), "of the groups, to choose settings on; 0: none"] = 0.0
     warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"] = 1
-    idle_seconds: Annotated[
-        float,
-        AtLeast(0),
-        "over which idle power is measured beforehand, to be shown beside the others; 0: it is not measured",
-    ] = 5
+    idle_seconds: Annotated[float, AtLeast(0), "over which idle power is measured beforehand; 0: it is not"] = 5
     metrics: Annotated[
         list[Annotated[str, Choice("quality", "quality metric")] | Mapping[str, Mapping[str, Any] | None]],
         "of conf/quality/; {name: {option: value}} changes an option",
-    ] = copied(["exact_match", "perplexity"])
-    baseline: Annotated[
-        str, "the setting that speeds are divided by: its method and setting as the table says them"
-    ] = "autoregressive"
+    ] = ["exact_match", "perplexity"]
+    baseline: Annotated[str, "method and setting that speeds are divided by, as the table says them"] = "autoregressive"
     cost_ratio: Annotated[CostRatio, "for tokens per target time"] = 0.2
 
 
 class Frontier(Command, Intervals, Tracked):
     module, example = "analysis.frontier", "dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2"
-    dev: Annotated[
-        str | Folders, File(), "output folders of analysis.sweep that settings are chosen on, any number of data sets"
-    ]
-    test: (
-        Annotated[
-            str | Folders, File(), "the same data sets, other prompts: what is reported; null: half of dev's prompts"
-        ]
-        | None
-    ) = None
-    apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"] = (
-        copied([])
-    )
+    dev: Annotated[Inputs, "folders of analysis.sweep that settings are chosen on, any number"]
+    test: Annotated[Inputs, "the same data sets, other prompts; null: half of dev's prompts"] | None = None
+    apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"] = []
     cost_ratio: CostRatio = 0.2
-    node_cost: Annotated[
-        float, AtLeast(0), "a drafted node beyond one per draft forward (trees, forests), in target forwards"
-    ] = 0.0
-    draft_seconds: (
-        Annotated[Seconds, "of one draft forward, both or none: then c is their ratio, and times are reported too"]
-        | None
-    ) = None
+    node_cost: Annotated[Amount, "a node beyond one per draft forward (trees), in target forwards"] = 0.0
+    draft_seconds: Annotated[Seconds, "of a draft forward, both or none: then c is their ratio"] | None = None
     target_seconds: Annotated[Seconds, "of one target forward"] | None = None
-    cost_range: Annotated[
-        list[Annotated[float, Above(0)]], "of the figure over cost ratios; settings are chosen anew at every ratio"
-    ] = copied([0.05, 5.0])
-    table_costs: Annotated[list[Annotated[float, Above(0)]], "of the tables per cost ratio (standing.md), likewise"] = (
-        copied([0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
-    )
+    cost_range: Annotated[list[Positive], "of the figure; settings are chosen again at every ratio"] = COST_RANGE
+    table_costs: Annotated[list[Positive], "of the tables per cost ratio (standing.md), likewise"] = TABLE_COSTS
     baseline: Annotated[str, "method that the others are compared with"] = "speculative"
 
 
 class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     module, example = "analysis.timing", "prompts=toy_math prompts.limit=40"
-    num_drafted: Annotated[list[Annotated[int, AtLeast(1)]], "fixed K whose rounds the seconds are regressed on"] = (
-        copied([1, 2, 4, 8])
-    )
+    num_drafted: Annotated[list[Count], "fixed K whose rounds the seconds are regressed on"] = [1, 2, 4, 8]
     head: Annotated[
-        str | None,
-        Head(),
-        "acceptance head for the row of SpecDec++; null: the pair's own, or no such row if it has none; with `traces`: "
-        "the head whose price is solved",
+        str | None, Head(), "of the row of SpecDec++; null: the pair's own; with `traces`: whose price is solved"
     ] = None
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"] = 2
-    batch_sizes: Annotated[
-        list[Annotated[int, AtLeast(1)]], "also time forwards at these; writes costs.json; []: do not"
-    ] = copied([])
+    batch_sizes: Annotated[list[Count], "also time forwards at these; writes costs.json; []: do not"] = []
     rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 24
     traces: Annotated[
         str | None,
         File(),
-        "solve the rate rule's price on this folder of data_gen.traces (hidden=true, or recorded with the head); nothing "
-        "is timed then",
+        "solve the rate rule's price on these traces (hidden=true, or with the head); nothing is timed",
     ] = None
-    cost_ratios: Annotated[list[Annotated[float, Above(0)]], "of the prices: c, draft forward / target forward"] = (
-        copied([0.05, 0.1, 0.2, 0.3, 0.5])
-    )
-    min_drafted: Annotated[int, AtLeast(1), "of the prices: shortest round"] = 1
+    cost_ratios: Annotated[list[Positive], "of the prices: c, draft forward / target forward"] = SMALL_RATIOS
+    min_drafted: Annotated[Count, "of the prices: shortest round"] = 1
     values: Annotated[bool, "solve the stopping problem, too: value function and threshold by tokens drafted"] = False
     max_drafted: Annotated[int, AtLeast(2), "of values=true: longest round, as far as the recording goes"] = 20
 
@@ -590,48 +457,32 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
 class Acceptance(Command, Labels, Intervals, Tracked):
     module, example = "analysis.acceptance", "prompts=toy_math prompts.limit=64"
     methods: Annotated[list[Annotated[str, Choice("method", "method")]], "of conf/method/, with trees of one draft"] = (
-        copied(["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"])
+        OF_TREES
     )
-    overrides: Annotated[list[str], "of every one of them: rule.num_free=8, proposer.scheme=independent, ..."] = copied(
-        []
-    )
-    num_drafts: Annotated[list[Annotated[int, AtLeast(1)]], "K, candidates per node"] = copied([1, 2, 3, 4, 5, 6, 7, 8])
-    draft_temperature: Annotated[float, AtLeast(0), "of q; null: as the target's"] | None = None
+    overrides: Annotated[list[str], "of every one of them: rule.num_free=8, proposer.scheme=independent, ..."] = []
+    num_drafts: Annotated[list[Count], "K, candidates per node"] = [1, 2, 3, 4, 5, 6, 7, 8]
+    draft_temperature: Annotated[Amount, "of q; null: as the target's"] | None = None
     target_probs: Annotated[
-        list[Annotated[float, Probability]] | None,
+        list[AProbability] | None,
         "p, of rules for given distributions: all V^K tuples of candidates are enumerated, and no model is used",
     ] = None
-    draft_probs: Annotated[
-        list[list[Annotated[float, Probability]]] | None, "with it: one q after another, over the same tokens"
-    ] = None
-    responses: Annotated[
-        str | None, File(), "a folder that `read` can read (of data_gen.responses): its texts, not fresh ones"
-    ] = None
-    read: Annotated[Any, ConfigGroup("read"), "what reads it"] = copied(
-        {"_target_": "data_gen.responses.read_rows", "_partial_": True}
-    )
-    positions: Annotated[int, AtLeast(1), "per text, drawn at random; null: all"] | None = 8
-    draws: Annotated[int, AtLeast(1), "of the candidates at each position"] = 8
-    optimum: Annotated[
-        bool, "the best any rule could do, too; of many candidates without replacement it costs the most"
-    ] = True
+    draft_probs: Annotated[list[list[AProbability]] | None, "with it: one q after another, over the same tokens"] = None
+    responses: Annotated[str | None, File(), "a folder that `read` can read: its texts, not fresh ones"] = None
+    read: Annotated[Any, ConfigGroup("read"), "what reads it"] = READ_ROWS
+    positions: Annotated[Count, "per text, drawn at random; null: all"] | None = 8
+    draws: Annotated[Count, "of the candidates at each position"] = 8
+    optimum: Annotated[bool, "the best any rule could do, too; the most expensive part"] = True
     alphabet: Annotated[bool, "count, too, how many tokens have a probability at each position"] = False
-    join: Annotated[
-        Folders, File(), "finished folders of this command, other prompt sets: their lines are shown beside this run's"
-    ] = copied([])
-    sweeps: Annotated[Folders, File(), "folders of analysis.sweep with grid=trees: block efficiency per tree shape"] = (
-        copied([])
-    )
-    cost_ratio: Annotated[
-        float, AtLeast(0), "a draft forward in units of a target forward, for the advice; there is one per level"
-    ] = 0.2
-    node_cost: Annotated[float, AtLeast(0), "verifying one more node, in the same units"] = 0.01
+    join: Annotated[Folders, File(), "finished folders of this command whose lines are shown, too"] = []
+    sweeps: Annotated[Folders, File(), "folders of analysis.sweep grid=trees: block efficiency per tree shape"] = []
+    cost_ratio: Annotated[Amount, "a draft forward in units of a target forward; there is one per level"] = 0.2
+    node_cost: Annotated[Amount, "verifying one more node, in the same units"] = 0.01
     target_seconds: Annotated[Seconds, "of a target forward: all three seconds instead of the two units"] | None = None
-    draft_seconds: Annotated[float, AtLeast(0), "of a draft forward"] | None = None
-    node_seconds: Annotated[float, AtLeast(0), "of one more node"] | None = None
-    max_nodes: Annotated[int, AtLeast(1), "of the trees that are weighed"] = 64
-    max_levels: Annotated[int, AtLeast(1), "of the trees that are weighed"] = 8
-    batch_size: Annotated[int, AtLeast(1), "does not change the results"] = 8
+    draft_seconds: Annotated[Amount, "of a draft forward"] | None = None
+    node_seconds: Annotated[Amount, "of one more node"] | None = None
+    max_nodes: Annotated[Count, "of the trees that are weighed"] = 64
+    max_levels: Annotated[Count, "of the trees that are weighed"] = 8
+    batch_size: Annotated[Count, "does not change the results"] = 8
 
 
 class Heads(Command, ReadsDraft, Intervals, Tracked):
@@ -642,78 +493,43 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads; with `fit`: "
         "{NAME: FOLDER}, of yet other prompts, what is reported",
     ] = None
-    heads: Annotated[
-        Folders | None, Head(), "folders of heads, or output folders of toolkit.train; with `fit`: one"
-    ] = None
-    dev: Annotated[
-        str | None,
-        File(),
-        "another folder of data_gen.traces to choose thresholds on; null: some of the texts of `traces`",
-    ] = None
+    heads: Annotated[Folders | None, Head(), "heads, or output folders of toolkit.train; with `fit`: one"] = None
+    dev: Annotated[str | None, File(), "other traces to choose thresholds on; null: some texts of `traces`"] = None
     dev_share: Annotated[float, Between(0, 1, "()"), "of those texts; every number is of the others"] = 0.33
-    thresholds: Annotated[list[Annotated[float, Probability]], "h, of the survival rule"] = copied(
-        [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
-    )
-    min_drafted: Annotated[
-        int, AtLeast(1), "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"
-    ] = 2
-    corrected: Annotated[
-        bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
-    ] = False
+    thresholds: Annotated[list[AProbability], "h, of the survival rule"] = [n / 20 for n in range(1, 20)]
+    min_drafted: Annotated[Count, "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"] = 2
+    corrected: Annotated[bool, "undo the class weights' shift before the threshold; published: false"] = False
     cost_ratio: CostRatio = 0.2
     fit: Annotated[
-        Mapping[str, str] | None,
-        File(),
-        "calibrate the head: {NAME: FOLDER} of data_gen.traces, of prompts that it was not trained on",
+        Mapping[str, str] | None, File(), "calibrate the head: {NAME: FOLDER} of data_gen.traces, of other prompts"
     ] = None
     kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the calibration's maps"] = "isotonic"
-    max_depth: Annotated[int, AtLeast(1), "longest product that is calibrated; recorded with max_drafted above it"] = 8
-    drafts: Annotated[
-        Mapping[str, str] | None,
-        Model(),
-        "compare these instead: {NAME: FOLDER}, drafts of the pair's target; others are compared with the first",
-    ] = None
-    responses: Annotated[
-        Mapping[str, str] | None,
-        File(),
-        "along these: {DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on",
-    ] = None
+    max_depth: Annotated[Count, "longest product that is calibrated; recorded with max_drafted above it"] = 8
+    drafts: Annotated[Mapping[str, str] | None, Model(), "compare these instead: {NAME: FOLDER}, drafts"] = None
+    responses: Annotated[Mapping[str, str] | None, File(), "along these: {DOMAIN: FOLDER} of data_gen.responses"] = None
     vocabularies: Annotated[
-        list[Annotated[int, AtLeast(1)] | None],
+        list[Count | None],
         "V': every draft is reduced to so many output tokens, the most frequent of `frequencies`; null: all that it has",
-    ] = copied([None])
-    frequencies: Annotated[
-        list[str], File(), "folders of data_gen.responses, of prompts that drafts were trained on"
-    ] = copied([])
-    measured: Annotated[
-        bool, "time the forward passes of target and drafts here, instead of cost_ratio; the best draft goes to best/"
-    ] = False
+    ] = [None]
+    frequencies: Annotated[list[str], File(), "data_gen.responses to prompts that drafts were trained on"] = []
+    measured: Annotated[bool, "time forward passes here, instead of cost_ratio; the best draft goes to best/"] = False
     copies: Annotated[
-        str | Folders | None,
-        File(),
-        "fit the acceptance of copied tokens instead, to these: folders of data_gen.responses, of prompts to train on; "
-        "dev_share of their texts is held out",
+        Inputs | None, "fit the acceptance of copied tokens instead, to these responses; dev_share of them is held out"
     ] = None
-    earlier: Annotated[
-        str | None,
-        File(),
-        "with `copies`: other responses that are copied from, too, as the suffix proposer's `responses`",
-    ] = None
-    limit: Annotated[int, AtLeast(1), "only the first so many texts of each"] | None = None
-    depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported of a draft"] = 8
-    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed with a draft; the longest copy"] = 12
-    replicates: Annotated[int, AtLeast(1), "acceptance draws per text: more cut the variance of a draft's figures"] = 1
-    batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the results, float ties aside"] = 16
+    earlier: Annotated[str | None, File(), "with `copies`: other responses that are copied from, too"] = None
+    limit: Annotated[Count, "only the first so many texts of each"] | None = None
+    depth: Annotated[Count, "K of the rounds whose mean accepted length is reported of a draft"] = 8
+    max_drafted: Annotated[Count, "largest fixed K that is replayed with a draft; the longest copy"] = 12
+    replicates: Annotated[Count, "acceptance draws per text: more cut the variance of a draft's figures"] = 1
+    batch_size: Annotated[Count, "texts at a time; does not change the results, float ties aside"] = 16
 
 
 class Report(Command):
     module, example = "analysis.report", "inputs=[FOLDER,...]"
-    inputs: Annotated[str | Folders, File(), "output folders of any commands: frontier, train, sweep, ..."]
+    inputs: Annotated[Inputs, "output folders of any commands: frontier, train, sweep, ..."]
     title: Annotated[str, "of the page"] = "Report"
-    max_cells: Annotated[int, AtLeast(1), "larger tables, such as the rows of a sweep, are named and not shown"] = 40000
-    publish: Annotated[bool, "make a W&B report of it, too, after its runs were uploaded (python -m toolkit.sync)"] = (
-        False
-    )
+    max_cells: Annotated[Count, "larger tables, such as the rows of a sweep, are named and not shown"] = 40000
+    publish: Annotated[bool, "make a W&B report of it, too, once toolkit.sync has uploaded its runs"] = False
     entity: Annotated[str | None, "who the runs belong to; null: the API key's"] = None
     project: Annotated[str | None, "where the runs are; null: WANDB_PROJECT, or acceptance-toolkit"] = None
     draft: Annotated[bool, "visible to its author only until published there"] = True
@@ -722,12 +538,8 @@ class Report(Command):
 
 class Paper(Command, Tracked):
     module, example = "analysis.paper", "table=specdecpp_table1 'runs={alpaca: FOLDER}'"
-    table: Annotated[
-        Mapping[str, Any], ConfigGroup("table", built=False), "rows, columns, where the numbers are, what was published"
-    ]
-    runs: Annotated[
-        Mapping[str, str] | None, File(), "{NAME: FOLDER}: the output folders that the table's cells name"
-    ] = None
+    table: Annotated[Mapping[str, Any], ConfigGroup("table", built=False), "rows, columns, numbers, what was published"]
+    runs: Annotated[Named | None, "{NAME: FOLDER}: what the table's cells name"] = None
     models: Annotated[str, "the pair that ran, as the page calls it"] = "the toy pair"
 
 
@@ -747,12 +559,10 @@ COMMANDS: dict[str, type[ConfigSection]] = {
 
 
 def command_of(config_name: str) -> type[ConfigSection] | None:
-    """The keys of a root config; None for one of the user's own."""
     return COMMANDS.get(config_name)
 
 
 def _keys_of(section: Any) -> Keys:
-    """The keys of a declared section (a class), its own first."""
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
     defaults: dict[str, Any] = {}

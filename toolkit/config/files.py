@@ -1,8 +1,7 @@
 """Config files: where they lie, which names they offer, how values are written in them.
 
-`conf/` lies beside the packages, in the source tree and in an installed wheel alike. It is always addressed by its
-absolute path, because a user's own folder of that name would shadow a package path. Folders of the user's own that are
-laid out like it (`--config-dir` on the command line, `searching` in Python) add choices to its groups.
+`conf/` is always addressed by its absolute path, because a user's own folder of that name would shadow a package path. Folders
+of the user's own that are laid out like it (`--config-dir`, `searching`) add choices to its groups.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from toolkit.errors import InputError
 CONF = Path(__file__).resolve().parents[2] / "conf"
 BARE = re.compile(r"[A-Za-z./_][A-Za-z0-9./_@+-]*")  # a text that an override may hold without quotes
 QUOTED_OR_HOME = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?:^|(?<=[\[{,:]))~(?=/[^\s\]}])""", re.DOTALL)
-UNQUOTED = re.compile(
-    r"""(?=.*[^\w\t ./+%*@?|:-])[^][{}(),$"'\\]+""", re.ASCII | re.DOTALL
-)  # that Hydra wants in quotes
+# What Hydra wants in quotes.
+UNQUOTED = re.compile(r"""(?=.*[^\w\t ./+%*@?|:-])[^][{}(),$"'\\]+""", re.ASCII | re.DOTALL)
 ESCAPE, ESCAPED = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
 OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
@@ -101,9 +99,8 @@ def settable(word: str) -> str:
     """
     home = os.path.expanduser("~")
 
-    def unescaped(match: re.Match[str]) -> str:
-        pairs, single = divmod(len(match[1]), 2)  # a pair is one backslash, as before a quote
-        return "\\" * pairs + (ESCAPED[match[2]] if single else match[2])
+    def unescaped(match: re.Match[str]) -> str:  # a pair is one backslash, as before a quote
+        return "\\" * (len(match[1]) // 2) + (ESCAPED[match[2]] if len(match[1]) % 2 else match[2])
 
     def meant(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -138,8 +135,5 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as {"a.b": value}."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat

@@ -11,9 +11,8 @@ from typing import Any
 
 from toolkit.config import files as configs
 from toolkit.config import sources
-from toolkit.config.check import HYDRAS, keys_of_class, resolved, section_in
+from toolkit.config.check import HYDRAS, composed, keys_below, resolved, section_in
 from toolkit.config.commands import Command, Grid, command_of, group_of, keys_of
-from toolkit.config.complaints import composed
 from toolkit.config.notes import REQUIRED, Key, Keys
 from toolkit.config.others import OTHERS
 from toolkit.config.values import is_known, is_node, options, say
@@ -39,7 +38,7 @@ def help_text(config_name: str, overrides: Iterable[str] = ()) -> str:
     what = first.partition(": ")[2] or first
     rest = rest.partition("\n\n")[0].removesuffix(" Files:") if not rest.startswith(" ") else ""
     lines = []
-    for text in (f"{section.module}: {what}", *([rest] if rest else [])):
+    for text in filter(None, (f"{section.module}: {what}", rest)):
         lines += [*textwrap.wrap(" ".join(text.split()), WIDTH), ""]
     lines += ["Example:", *_wrapped(f"python -m {section.module} {section.example}"), ""]
     declared = keys_of(section)
@@ -67,16 +66,15 @@ def _part(name: str, value: Any, key: Key, listed: set[str]) -> Iterator[str]:
     if group is not None and names:
         listed.add(group.name)
         yield from _wrapped(f"{group.name}=NAME: {', '.join(names)}")
-    section = section_in(key.annotation)
     mappings = [arguments for option in options(key.annotation) if (arguments := typing.get_args(option))]
     named = next((section_in(arguments[1]) for arguments in mappings if len(arguments) == 2), None)  # of every entry
-    if section is Grid:
+    if section_in(key.annotation) is Grid:
         for path, values in configs.flatten(value).items():
             yield from _filled(f"{name}.{path}", _value(values))
     elif named is not None:
         yield from _entries(f"{name}.NAME.", {}, keys_of(named), every=True)
     elif isinstance(value, Mapping):
-        yield from _entries(f"{name}.", value, keys_of(section) if section is not None else Keys())
+        yield from _entries(f"{name}.", value, keys_below(value, key.annotation) or Keys())
 
 
 def _wrapped(text: str) -> list[str]:
@@ -87,13 +85,12 @@ def _entries(prefix: str, values: Mapping[str, Any], declared: Keys, every: bool
     """One entry per key, those of classes below it. With `every`, and of classes, also the keys that have no value here."""
     keys = entries = declared.keys
     if is_node(values):
-        keys, every = (keys_of_class(values["_target_"]) or Keys()).keys, True
+        keys, every = (keys_below(values) or Keys()).keys, True
         entries = OTHERS.get(values["_target_"], keys)  # type: ignore[arg-type]  # of classes that are not ours, what somebody may want
     for name, key in {**keys, **{n: Key(n) for n in values if n not in keys and n not in HYDRAS}}.items():
         value = values.get(name)
         if isinstance(value, Mapping) and value:
-            section = section_in(key.annotation)
-            yield from _entries(f"{prefix}{name}.", value, keys_of(section) if section is not None else Keys())
+            yield from _entries(f"{prefix}{name}.", value, keys_below(value, key.annotation) or Keys())
         elif name in values:
             yield from _entry(f"{prefix}{name}", key, _value(value))
         elif every and name in entries and key.meaning and is_known(key.annotation):
@@ -102,7 +99,6 @@ def _entries(prefix: str, values: Mapping[str, Any], declared: Keys, every: bool
 
 
 def _entry(path: str, key: Key, value: str) -> list[str]:
-    """VALUE (TYPE): meaning."""
     kind = f" ({say(key.annotation)})" if is_known(key.annotation) else ""
     as_yaml = {"None": "null", "True": "true", "False": "false"}
     meaning = re.sub(r"\b(None|True|False)\b", lambda match: as_yaml[match[0]], key.meaning)
@@ -119,7 +115,6 @@ def _filled(path: str, text: str) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """A value as it is written on the command line."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config import methods, sources
-from toolkit.config.check import keys_of_class, section_in
+from toolkit.config.check import keys_below, keys_of_class, section_in
 from toolkit.config.commands import Grid, command_of, keys_of
 from toolkit.config.files import choices, flatten
 from toolkit.config.notes import CONTENTS, File, Head, HubData, Model, notes
@@ -40,17 +40,16 @@ CONTENT = ("sha256:", "commit:", UNRESOLVED)
 
 @dataclass
 class Contents:
-    """A config with digests instead of paths.
+    """A config with digests instead of paths, `identity`.
 
-    ask       whether the hub is asked for commits that its cache does not know
-    identity  the config
-    given     key -> the path or name that stood there
-    models    key -> {name, revision, commit, files} of models and data sets of the hub
+    ask     whether the hub is asked for commits that its cache does not know
+    paths   key -> the path or name that stood there
+    models  key -> {name, revision, commit, files} of models and data sets of the hub
     """
 
     ask: bool = False
     identity: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -61,24 +60,19 @@ class Contents:
     def of(self, path: str, value: Any, annotation: Any, parent: Mapping[str, Any], note: Any = None) -> Any:
         """A value of the config with contents in place of what it names.
 
-        annotation  its declared type, Any if there is none
-        parent      the mapping that it stands in
-        note        what is declared of everything in it
+        parent: the mapping that it stands in; note: what is declared of everything in it
         """
         note = next((own for own in notes(annotation) if isinstance(own, CONTENTS)), note)
         if isinstance(value, Mapping) and section_in(annotation) is Grid:
             return {name: self._settings(f"{path}.{name}", name, settings) for name, settings in value.items()}
         if isinstance(value, Mapping):
-            section = section_in(annotation)
-            declared = None if section is None else keys_of(section)
-            if is_node(value):
-                declared = keys_of_class(str(value["_target_"]))
+            declared = keys_below(value, annotation)
             keys = dict.fromkeys(value, _entries(annotation))
             if declared is not None:
                 keys = {name: key.annotation for name, key in declared.keys.items()}
             inner = {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
             if is_node(value) and (files := sources.users_files(str(value["_target_"]))):
-                self.given[f"{path}._target_"] = value["_target_"]
+                self.paths[f"{path}._target_"] = value["_target_"]
                 inner["_target_"] = f"sha256:{content_hash([value['_target_'], digests.digests(files)], 32)}"
             return inner
         if isinstance(value, list | tuple):
@@ -91,7 +85,7 @@ class Contents:
         content = None if note is None else self._content(path, value, note, parent)
         if content is None:
             return value
-        self.given[path] = value
+        self.paths[path] = value
         return content
 
     def _settings(self, path: str, method: str, settings: Any) -> Any:
@@ -99,13 +93,12 @@ class Contents:
         names: Any = flatten(settings) if isinstance(settings, Mapping) and method in choices("method") else ()
         annotations = methods.parameters(method, names, keys_of_class)
 
-        def contents(value: Any, *parts: str) -> Any:
+        def contents(value: Any, name: str) -> Any:
             if isinstance(value, Mapping):
-                return {key: contents(inner, *parts, key) for key, inner in value.items()}
-            name = ".".join(parts)
-            return self.of(f"{path}.{name}", value, annotations.get(name, Any), {})
+                return {key: contents(inner, f"{name}.{key}") for key, inner in value.items()}
+            return self.of(f"{path}{name}", value, annotations.get(name[1:], Any), {})
 
-        return contents(settings)
+        return contents(settings, "")
 
     def _content(self, path: str, value: str, note: Any, parent: Mapping[str, Any]) -> str | None:
         """What stands for a text that names a model, a file or a folder; None: the text itself, for there is none."""
@@ -118,17 +111,19 @@ class Contents:
             if isinstance(note, Model) and path_on_disk.is_dir():
                 if path_on_disk.resolve() != (ASSETS / "toy" / "target").resolve():
                     return f"sha256:{digests.folder_digest(path_on_disk)}"
-                both = [
-                    *map(digests.folder_digest, (path_on_disk, ASSETS / "toy" / "head"))
-                ]  # it brings its heads along
-                return f"sha256:{content_hash(both, 32)}"
+                with_heads = map(digests.folder_digest, (path_on_disk, ASSETS / "toy" / "head"))
+                return f"sha256:{content_hash([*with_heads], 32)}"
             if path_on_disk.is_file():
                 return f"sha256:{digests.digest(path_on_disk)[:32]}"
             if isinstance(note, Head) and path_on_disk.is_dir():
                 inner = path_on_disk / "head"
                 return f"sha256:{digests.folder_digest(inner if inner.is_dir() else path_on_disk)}"
             if (path_on_disk / MANIFEST).is_file():
-                return stage_content(path_on_disk)
+                manifest = parse_json_file(path_on_disk / MANIFEST)
+                if isinstance(manifest, dict) and "stage" in manifest and isinstance(manifest.get("inputs"), dict):
+                    made_of = [manifest.get("config"), sorted(map(str, manifest["inputs"].values()))]
+                    return f"{manifest['stage']}:{content_hash(made_of, 16)}"
+                return f"sha256:{digests.folder_digest(path_on_disk)}"
             if path_on_disk.is_dir():
                 return f"sha256:{digests.tree_digest(path_on_disk)}"
             files = [Path(name) for name in sorted(glob(value, recursive=True)) if Path(name).is_file()]
@@ -147,33 +142,17 @@ class Contents:
 
 
 def contents_of(plain: Mapping[str, Any], command: str = "", ask: bool = False) -> Contents:
-    """The contents of a plain config.
-
-    command  the root config whose declared keys say what names something; classes say it themselves
-    ask      ask the hub for commits that its cache does not know
-    """
+    """The contents of a plain config; command: the root config whose declared keys say what names something."""
     section = command_of(command)
     keys = {} if section is None else keys_of(section).keys
     contents = Contents(ask=ask)
-    contents.identity = {
-        name: contents.of(name, value, keys[name].annotation if name in keys else Any, plain)
-        for name, value in plain.items()
-    }
+    for name, value in plain.items():
+        contents.identity[name] = contents.of(name, value, keys[name].annotation if name in keys else Any, plain)
     return contents
 
 
 def is_content(value: Any) -> bool:
-    """Whether a value of an identity stands for a content."""
     return isinstance(value, str) and value.startswith(CONTENT)
-
-
-def stage_content(folder: Path) -> str:
-    """What determines the content of a stage's output folder."""
-    manifest = parse_json_file(folder / MANIFEST)
-    if not isinstance(manifest, dict) or "stage" not in manifest or not isinstance(manifest.get("inputs"), dict):
-        return f"sha256:{digests.folder_digest(folder)}"
-    inputs = sorted(map(str, manifest["inputs"].values()))
-    return f"{manifest['stage']}:{content_hash([manifest.get('config'), inputs], 16)}"
 
 
 def _entries(annotation: Any) -> Any:

@@ -1,6 +1,6 @@
 """What the parts of a method ask of each other, and the settings of grids: judged from sources, before anything is imported.
 
-The same conditions as `toolkit.decoding.Method`'s own, which judges methods that are built in Python.
+`toolkit.decoding.Method` asks the same of methods that are built in Python.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def check_method(method: Mapping[str, Any]) -> None:
     learns = sources.constant(policy, "uses_history") is True
     proposer_name, policy_name, fault = _short(drafts), _short(policy), ""
     if schemes and scheme and scheme not in schemes:
+        exact_for = ", ".join(schemes)
         fault = (
-            f"{proposer_name} draws candidates by the scheme {scheme}, but {_short(rule)} is exact only for "
-            f"{', '.join(schemes)}"
+            f"{proposer_name} draws candidates by the scheme {scheme}, but {_short(rule)} is exact only for {exact_for}"
         )
     elif policy and learns and sources.constant(drafts, "supports_history") is False:
         fault = (
@@ -87,8 +87,7 @@ def check_grid(
 ) -> None:
     """Raises InputError for methods, keys of methods, and values that do not exist or do not fit.
 
-    judge          of a path, a value and what its type must be
-    keys_of_class  what the class of a `_target_` takes
+    judge  of a path, a value and what its type must be; keys_of_class: of a `_target_`
     """
     names = [*choices("method"), *YARDSTICKS]
     for name, settings in grid.items():

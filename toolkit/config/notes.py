@@ -1,11 +1,9 @@
 """Notes beside a type: the range of a number, the names of a choice, what a file's content means for the result.
 
     threshold: Annotated[float, Probability, "drafting stops below it"] = 0.4
-    costs: Annotated[str | None, File(), "a cost table"] = None
 
-A note is written once, beside the type. The command line's check and `--help` read it without importing the class. The
-class itself asks for the ranges with `toolkit.config.values.check_ranges`. A text among the notes is the key's meaning.
-`Key` has all that is known of one.
+The command line's check and `--help` read a note without importing the class. The class itself asks for the ranges with
+`toolkit.config.values.check_ranges`. A text among the notes is the key's meaning.
 """
 
 from __future__ import annotations
@@ -36,23 +34,22 @@ class Interval:
 
     def __str__(self) -> str:
         """As a message says it: "at least 0", "a number above 0", "a number in [0, 1]"."""
-        if math.isinf(self.high):
-            return f"{'a number above' if self.ends[0] == '(' else 'at least'} {self.low:g}"
-        return f"{self.what} {self.brackets}"
+        return self._worded(f"{self.what} in", "a number above", "at least")
 
     @property
     def clause(self) -> str:
         """After "a number": "of at least 0", "above 0", "in [0, 1]"."""
-        if math.isinf(self.high):
-            return f"{'above' if self.ends[0] == '(' else 'of at least'} {self.low:g}"
-        return self.brackets
+        return self._worded("in", "above", "of at least")
 
     @property
     def brackets(self) -> str:
         """As a table says it: "in [0, 1]", "> 0", ">= 0"."""
+        return self._worded("in", ">", ">=")
+
+    def _worded(self, within: str, above: str, at_least: str) -> str:
         if math.isinf(self.high):
-            return f"{'>' if self.ends[0] == '(' else '>='} {self.low:g}"
-        return f"in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
+            return f"{above if self.ends[0] == '(' else at_least} {self.low:g}"
+        return f"{within} {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
 
 
 def Between(low: float, high: float, ends: str = "[]") -> Interval:
@@ -84,7 +81,6 @@ class Choice:
         return value in self.names()
 
     def names(self) -> list[str]:
-        """The names there are."""
         from toolkit.config.files import choices
 
         return choices(self.group)
@@ -181,7 +177,7 @@ class Keys:
 def notes(annotation: Any) -> list[Any]:
     """The notes of an annotation and of the options of a union; of nested ones, the outer one's come last."""
     if typing.get_origin(annotation) is Annotated:
-        return list(annotation.__metadata__)
+        return [*notes(typing.get_args(annotation)[0]), *annotation.__metadata__]
     union = typing.get_origin(annotation) in UNIONS
     return [note for option in typing.get_args(annotation) for note in notes(option)] if union else []
 

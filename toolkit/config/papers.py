@@ -37,13 +37,12 @@ def register(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     chosen = {name for group, _, value in choices if group in GROUPS for name in value.split(",")}
     if not chosen:
         return
-    for folder in folders:
-        for key, paper in read(folder):
-            for item in paper["entries"]:
-                if (name := f"{key}_{item}") in chosen:
-                    store = ConfigStore.instance().store
-                    store(name, experiment(key, item, paper), group="experiment", package="_global_")
-                    store(name, table(key, item, paper), group="table")
+    store = ConfigStore.instance().store
+    for key, paper in (entry for folder in folders for entry in read(folder)):
+        for item in paper["entries"]:
+            if (name := f"{key}_{item}") in chosen:
+                store(name, experiment(key, item, paper), group="experiment", package="_global_")
+                store(name, table(key, item, paper), group="table")
 
 
 def experiment(key: str, item: str, paper: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +100,6 @@ def _parsed(path: Path, changed: int) -> Mapping[str, Any]:
 
 
 def _flat(stage: Any) -> Any:
-    """A stage with its lists of overrides flattened."""
     if isinstance(stage, Mapping):
         return {key: _flat(value) for key, value in stage.items()}
     if isinstance(stage, list):

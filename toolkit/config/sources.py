@@ -12,12 +12,14 @@ import collections.abc
 import re
 import sys
 import textwrap
+import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from toolkit.config import notes
 from toolkit.config.notes import REQUIRED, Key, Keys
@@ -37,9 +39,8 @@ _NOTES: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Defined:
-    """A definition in a file; `owner` is the class of a method."""
+class Defined(NamedTuple):
+    """A definition in a module; `owner` is the class of a method."""
 
     module: str
     node: Definition
@@ -52,24 +53,18 @@ def keys_of(target: str) -> Keys | None:
     definition = find(target)
     if definition is None:
         return None
-    if isinstance(definition.node, ast.FunctionDef):
-        return _described(
-            _arguments(definition.node, definition.module, definition.owner is not None),
-            [definition.node, definition.owner],
-        )
+    module, node, owner = definition
+    if isinstance(node, ast.FunctionDef):
+        return _described(_arguments(node, module, owner is not None), [node, owner])
     family = list(_family(definition))
     nodes = [part.node for part in family]
-    are_dataclasses = ["dataclass" in " ".join(map(ast.unparse, node.decorator_list)) for node in nodes]
-    for number, (definition, is_dataclass) in enumerate(zip(family, are_dataclasses, strict=True)):
-        if is_dataclass:  # the nearest constructor counts
-            owners = [
-                part for part, has_fields in zip(family[number:], are_dataclasses[number:], strict=True) if has_fields
-            ]
-            keys = Keys({key.name: key for owner in reversed(owners) for key in _fields(owner.node, owner.module)})
-            return _described(keys, nodes)
-        init = _member(definition.node, "__init__")
+    for number, part in enumerate(family):  # the nearest constructor counts
+        if _is_dataclass(part.node):
+            owners = [owner for owner in family[number:][::-1] if _is_dataclass(owner.node)]
+            return _described(Keys({key.name: key for owner in owners for key in _fields(*owner[:2])}), nodes)
+        init = _member(part.node, "__init__")
         if isinstance(init, ast.FunctionDef):
-            return _described(_arguments(init, definition.module, True), [init, *nodes])
+            return _described(_arguments(init, part.module, True), [init, *nodes])
     return Keys()
 
 
@@ -121,7 +116,9 @@ def hidden(module: str) -> str | None:
 
 def names_in(module: str) -> list[str]:
     """Public names that a module defines or imports, for suggestions."""
-    return sorted({name for node in _statements(module) for name in _bound(node) if not name.startswith("_")})
+    kinds = (*typing.get_args(Definition), ast.ImportFrom)
+    nodes = (node for node in _statements(module) if isinstance(node, kinds))
+    return sorted({name for node in nodes for name in _bound(node) if not name.startswith("_")})
 
 
 def says_all(module: str) -> bool:
@@ -172,7 +169,6 @@ def users_files(target: str) -> list[Path]:
 
 
 def clear() -> None:
-    """Forget what was read: `sys.path` or a file has changed."""
     for remembered in (keys_of, find, module_file, _tree):
         remembered.cache_clear()
     PathFinder.invalidate_caches()
@@ -196,7 +192,7 @@ def _statements(module: str) -> Iterator[ast.stmt]:
     while waiting:
         node = waiting.pop(0)
         if isinstance(node, ast.If | ast.Try):
-            waiting = [*node.body, *node.orelse, *waiting]
+            waiting[:0] = [*node.body, *node.orelse]
         else:
             yield node
 
@@ -204,16 +200,15 @@ def _statements(module: str) -> Iterator[ast.stmt]:
 def _bound(node: ast.stmt) -> list[str]:
     if isinstance(node, Definition):
         return [node.name]
-    return [a.asname or a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
+    if isinstance(node, ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _binding(module: str, name: str) -> ast.stmt | None:
-    """The statement that binds a name at a module's top level: a definition, an import, an assignment."""
-    for node in _statements(module):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if name in _bound(node) or any(getattr(target, "id", None) == name for target in targets):
-            return node
-    return None
+    """The statement that binds a name at a module's top level."""
+    return next((node for node in _statements(module) if name in _bound(node)), None)
 
 
 def _imported(node: ast.ImportFrom, module: str, name: str) -> tuple[str, str]:
@@ -241,11 +236,8 @@ def _family(definition: Defined) -> Iterator[Defined]:
 
 def _member(node: Definition, name: str) -> ast.stmt | None:
     """A method or an attribute of a class body."""
-    for part in node.body if isinstance(node, ast.ClassDef) else ():
-        targets = part.targets if isinstance(part, ast.Assign) else [getattr(part, "target", None)]
-        if getattr(part, "name", None) == name or any(getattr(target, "id", None) == name for target in targets):
-            return part
-    return None
+    body = node.body if isinstance(node, ast.ClassDef) else ()
+    return next((part for part in body if name in _bound(part)), None)
 
 
 def _annotation(node: ast.expr | None, module: str) -> Any:
@@ -254,10 +246,8 @@ def _annotation(node: ast.expr | None, module: str) -> Any:
         case ast.Constant(value=None):
             return type(None)
         case ast.Constant(value=str() as text):
-            try:
+            with suppress(SyntaxError):
                 return _annotation(ast.parse(text, mode="eval").body, module)
-            except SyntaxError:
-                return Any
         case ast.BinOp(op=ast.BitOr()):
             return Union[_annotation(node.left, module), _annotation(node.right, module)]  # noqa: UP007
         case ast.Subscript():
@@ -272,10 +262,8 @@ def _annotation(node: ast.expr | None, module: str) -> Any:
             kinds = tuple(_annotation(part, module) for part in inner)
             if name in ("Union", "Optional"):
                 return Union[kinds if name == "Union" else (*kinds, type(None))]  # noqa: UP007
-            try:
-                return _TYPES[name][kinds] if name in _TYPES else Any
-            except TypeError:
-                return Any
+            with suppress(KeyError, TypeError):
+                return _TYPES[name][kinds]
         case ast.Name() | ast.Attribute():
             name = ast.unparse(node).rpartition(".")[2]
             alias = None if name in _TYPES else _alias(name, module)
@@ -315,9 +303,8 @@ def _literal(node: ast.expr) -> Any:
 def _arguments(node: ast.FunctionDef, module: str, is_method: bool) -> Keys:
     """The arguments of a function, without self or cls."""
     plain = [*node.args.posonlyargs, *node.args.args]
-    defaults: dict[str, ast.expr | None] = {
-        a.arg: default for a, default in zip(plain[::-1], node.args.defaults[::-1], strict=False)
-    }
+    last = zip(plain[::-1], node.args.defaults[::-1], strict=False)
+    defaults: dict[str, ast.expr | None] = {a.arg: default for a, default in last}
     defaults |= {a.arg: default for a, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)}
     if is_method and not any(ast.unparse(d) == "staticmethod" for d in node.decorator_list):
         plain = plain[1:]
@@ -330,7 +317,11 @@ def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, modul
     return Key(name, kind, notes.meaning_of(kind), REQUIRED if default is None else _literal(default))
 
 
-def _fields(node: Definition, module: str) -> Iterator[Key]:
+def _is_dataclass(node: Definition) -> bool:
+    return "dataclass" in " ".join(map(ast.unparse, node.decorator_list))
+
+
+def _fields(module: str, node: Definition) -> Iterator[Key]:
     """The fields of a dataclass body that its constructor takes."""
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):

@@ -1,12 +1,11 @@
 """Values against their annotations, those of a config and those of Python calls: types, ranges, and how a message says them.
 
     @checked                 every argument of a call, by the function's annotations
-    check_ranges(made)       the attributes of what a constructor has just set, by the annotations of its arguments or fields
+    check_ranges(part)       the attributes of what a constructor has just set, by the annotations of its arguments or fields
     fits(value, annotation)  a plain value of a yaml or the command line
 
-The first two raise InputError, one line: the name, what was expected, what came. They look at the entries of a list; of
-entries that are lists themselves (token ids of prompts) only at the kind, so that a call costs microseconds. Nothing here
-imports torch.
+The first two raise InputError. Of entries that are lists themselves (token ids of prompts) they look only at the kind, so
+that a call costs microseconds. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -56,9 +55,8 @@ def fits(value: Any, annotation: Any, levels: int = FULLY) -> bool:
     kind = origin or annotation
     if kind in LISTS:
         inner = arguments[0] if arguments else Any
-        return _is_list(value) and (
-            levels < 1 or inner is Any or all(fits(entry, inner, levels - 1) for entry in value)
-        )
+        any_entry = levels < 1 or inner is Any
+        return _is_list(value) and (any_entry or all(fits(entry, inner, levels - 1) for entry in value))
     if kind in MAPPINGS:
         inner = arguments[1] if arguments else Any
         return isinstance(value, Mapping) and (levels < 1 or all(fits(v, inner, levels - 1) for v in value.values()))
@@ -67,12 +65,9 @@ def fits(value: Any, annotation: Any, levels: int = FULLY) -> bool:
 
 def _is_list(value: Any) -> bool:
     """Whether a value has entries in an order: lists, tuples, ranges, arrays; no text, no mapping, no set."""
-    if isinstance(value, str | bytes | Mapping):
+    if isinstance(value, str | bytes | Mapping | type) or not hasattr(value, "__getitem__"):
         return False
-    try:
-        return hasattr(value, "__getitem__") and not isinstance(value, type) and len(value) >= 0
-    except TypeError:  # a number as an array
-        return False
+    return getattr(value, "shape", None) != () and hasattr(value, "__len__")  # no number as an array
 
 
 def _is_of(value: Any, kind: Any) -> bool:
@@ -104,7 +99,6 @@ def is_huge(value: Any) -> bool:
 
 
 def is_node(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a config value is a class or function with its arguments."""
     return isinstance(value, Mapping) and "_target_" in value
 
 
@@ -164,11 +158,11 @@ def say(annotation: Any, names: Mapping[Any, str] = SHORT) -> str:
 
 def shown(value: Any) -> str:
     """A value as a message quotes it: as yaml would, on one line, cut if it is long."""
-    text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
     try:
-        text = " ".join(lines_of(repr(value))) if text is None else text
+        text = str(value).lower() if isinstance(value, bool) else " ".join(lines_of(repr(value)))
     except ValueError:  # more than 4,300 digits
         text = "a huge number"
+    text = "null" if value is None else text
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -206,17 +200,16 @@ def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
     return call
 
 
-def check_ranges(made: object, prefix: str = "") -> None:
+def check_ranges(part: object, prefix: str = "") -> None:
     """Raises InputError if an attribute is not of the type, or not in the range, that its class annotates.
 
-    Looked at are fields of a dataclass, or `__init__`'s arguments that the object keeps under their own names.
-
-    prefix  what the message puts before the name: "policy."
+    Looked at are fields of a dataclass, or `__init__`'s arguments that the object keeps under their own names. The message puts
+    `prefix` before the name.
     """
-    kind: Any = type(made)
+    kind: Any = type(part)
     always = _always(kind)
     for name, annotation in _attributes(kind).items():
-        if hasattr(made, name) and type(value := getattr(made, name)) not in always[name]:
+        if hasattr(part, name) and type(value := getattr(part, name)) not in always[name]:
             check_value(prefix + name, value, annotation)
 
 
@@ -246,11 +239,11 @@ def _hints(function: Any) -> dict[str, Any]:
 @cache
 def _always(kind: Any) -> dict[str, set[type]]:
     """Per attribute, the types of which every value fits. Their values are not checked: 200,000 prompts hold many."""
-    parts = {
-        name: typing.get_args(annotation) if typing.get_origin(annotation) in UNIONS else (annotation,)
-        for name, annotation in _attributes(kind).items()
-    }
-    return {name: {part for part in each if part in (str, bool, type(None))} for name, each in parts.items()}
+    always = {}
+    for name, annotation in _attributes(kind).items():
+        parts = typing.get_args(annotation) if typing.get_origin(annotation) in UNIONS else (annotation,)
+        always[name] = {part for part in parts if part in (str, bool, type(None))}
+    return always
 
 
 @cache

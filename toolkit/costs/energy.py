@@ -6,11 +6,8 @@
         work()
     meter.energy                     # Energy(joules=..., idle_watts=..., seconds=..., source="zeus ...")
 
-Idle power stands beside, and nothing is subtracted. A counter sees the whole GPU (not a MIG slice of it) or processor, other
-programs included. It advances in steps of up to a tenth of a second: windows should be long. If one device has no counter,
-there is no sum.
-
-Paper: MTAD (arXiv:2407.09722) measures joules per token.
+A counter sees the whole GPU (not a MIG slice of it) or processor, other programs included, and advances in steps of up to a
+tenth of a second: windows should be long. If one device has no counter, there is no sum.
 """
 
 from __future__ import annotations

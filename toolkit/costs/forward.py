@@ -1,7 +1,6 @@
 """What a forward pass costs: seconds as an affine function of the tokens it reads and the tokens before them.
 
-Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forward passes. Ours lets a
-forward pass's cost grow with its width and the context, so that trees and long texts can be priced, too.
+Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forward passes alone.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ class ForwardCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Costs of both models' forward passes."""
-
     draft: ForwardCost
     target: ForwardCost
 
@@ -46,9 +43,8 @@ class CostModel:
 
 def fit_forward(width: Array, context: Array, seconds: Array) -> ForwardCost:
     """Least squares of seconds [n] on (1, width, context) [n] each; columns that do not vary are left out."""
-    columns = [np.ones_like(seconds)]
     varying = [values for values in (width, context) if np.ptp(values) > 0]
-    beta, r2 = least_squares(np.stack([*columns, *varying], 1), seconds)
+    beta, r2 = least_squares(np.stack([np.ones_like(seconds), *varying], 1), seconds)
     slopes = iter(beta[1:].tolist())
     per_token, per_context = (next(slopes) if np.ptp(values) > 0 else 0.0 for values in (width, context))
     return ForwardCost(float(beta[0]), per_token, per_context, r2)
@@ -57,9 +53,8 @@ def fit_forward(width: Array, context: Array, seconds: Array) -> ForwardCost:
 def fit_rounds(generations: Sequence[Generation]) -> CostModel:
     """The cost model of rounds decoded one row at a time (seconds of a batch belong to no single row).
 
-    A round's draft seconds are spread evenly over its draft forward passes; rounds without a draft say nothing of it. The
-    target's hold the loop's own work. The first round of a prompt reads the prompt and is left out.
-
+    A round's draft seconds are spread evenly over its draft forward passes. The target's hold the loop's own work. The first
+    round of a prompt reads the prompt and is left out.
     Raises InputError if too few rounds remain.
     """
     draft, target = [], []

@@ -1,8 +1,7 @@
 """What a forward pass costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
 
-A table over a grid of points, linear between them and continued by its last slope beyond them. Three sources: measured on this
-machine (`analysis.timing`), modelled from a device's peak figures (`analysis.loads.hardware`), or a CSV of one's own
-measurements. `toolkit.costs.forward` explains the seconds of one row's rounds; this one is asked before a batch is decoded.
+A table over a grid of points, linear between them and continued by its last slope beyond them: measured on this machine
+(`analysis.timing`), modelled from a device's peak figures (`analysis.loads.hardware`), or a CSV of one's own.
 """
 
 from __future__ import annotations
@@ -42,7 +41,12 @@ class CostGrid:
         """Seconds of a forward pass of `batch` rows that reads `width` tokens in each, after `context` others."""
         values = self.seconds
         for points, at in ((self.batch, batch), (self.width, width), (self.context, context)):
-            values = _along_first(points, values, at)
+            if len(points) == 1:
+                values = values[0]
+                continue
+            right = min(max(int(np.searchsorted(points, at)), 1), len(points) - 1)
+            low, high = points[right - 1], points[right]
+            values = values[right - 1] + max((at - low) / (high - low), 0.0) * (values[right] - values[right - 1])
         return max(float(values), 0.0)
 
 
@@ -64,7 +68,7 @@ class LoadCost:
     """Costs of both models' forward passes under load.
 
     source  "measured", "modelled", "ratio" or the file it was read from
-    about   machine, models, spread: what a reader of the table wants to know
+    about   machine, models, spread
     rules   what stopping policies take themselves, by method and head; those that are not named count as free
     """
 
@@ -97,10 +101,7 @@ class LoadCost:
     @classmethod
     @checked
     def ratio(cls, c: Annotated[float, AtLeast(0)], column: Annotated[float, AtLeast(0)] = 0.0) -> LoadCost:
-        """The cost c of a draft forward pass in target forward passes of one token per row; each further token adds `column`.
-
-        Nothing depends on the batch: what is known without a measurement, for a target whose weights are read anyway.
-        """
+        """The cost c of a draft forward pass, in target forward passes of one token per row; each further one adds `column`."""
         draft = CostGrid((1.0,), (1.0,), (0.0,), np.full((1, 1, 1), float(c)))
         target = CostGrid((1.0,), (1.0, 2.0), (0.0,), np.array([[[1.0], [1.0 + column]]]))
         return cls(draft, target, "ratio", {"c": c, "column": column})
@@ -123,10 +124,7 @@ class LoadCost:
 
 
 def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> CostGrid:
-    """A grid of {(batch, width, context): seconds}. Raises InputError for holes and for times that are not positive.
-
-    where  named in the error
-    """
+    """A grid of {(batch, width, context): seconds}. Raises InputError for holes and for times that are not positive."""
     if not points:
         raise InputError(f"{where}: expected at least one time, got none")
     axes = tuple(tuple(sorted({key[axis] for key in points})) for axis in range(3))
@@ -134,27 +132,13 @@ def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> C
     for at in np.ndindex(*seconds.shape):
         key = tuple(axis[i] for axis, i in zip(axes, at, strict=True))
         value = points.get((key[0], key[1], key[2]))
-        batch, width, context = (f"{part:g}" for part in key)
-        cell = f"batch={batch} width={width} context={context}"
+        cell = "batch={:g} width={:g} context={:g}".format(*key)
         if value is None:
             raise InputError(f"{where}: the grid has a hole at {cell}; give every combination of the values in use")
         if not np.isfinite(value) or value <= 0:
             raise InputError(f"{where}: expected seconds above 0 at {cell}, got {value}")
         seconds[at] = value
     return CostGrid(axes[0], axes[1], axes[2], seconds)
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _along_first(points: tuple[float, ...], values: Array, at: float) -> Array:
-    """The values [n, ...] interpolated at a point of their first axis: [...]."""
-    if len(points) == 1:
-        return np.asarray(values[0])
-    right = min(max(int(np.searchsorted(points, at)), 1), len(points) - 1)
-    low, high = points[right - 1], points[right]
-    share = max((at - low) / (high - low), 0.0)
-    return np.asarray(values[right - 1] + share * (values[right] - values[right - 1]))
 
 
 def _from_csv(path: Path, text: str) -> LoadCost:
@@ -185,18 +169,16 @@ def _from_json(path: Path, text: str) -> LoadCost:
             part = content[name]
             axes = [tuple(float(v) for v in part[axis]) for axis in ("batch", "width", "context")]
             seconds = np.array(part["seconds"], dtype=np.float64)
-            points = {
-                (axes[0][b], axes[1][w], axes[2][x]): float(seconds[b, w, x]) for b, w, x in np.ndindex(*seconds.shape)
-            }
+            index = list(np.ndindex(*seconds.shape))
+            points = {(axes[0][b], axes[1][w], axes[2][x]): float(seconds[b, w, x]) for b, w, x in index}
             grids.append(grid_of(points, f"{path}, {name}"))
         rules = {str(name): _rule(part) for name, part in content.get("rules", {}).items()}
         return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}), rules)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"{path} is not a cost table ({type(error).__name__}: {error}); write it with analysis.timing"
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} is not a cost table ({reason}); write it with analysis.timing") from None
 
 
 def _rule(part: Any) -> RuleSeconds:

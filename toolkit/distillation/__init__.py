@@ -16,17 +16,6 @@ from toolkit.distillation.losses import (
 from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 
 __all__ = [
-    "AcceptanceLikelihood",
-    "CachedTeacher",
-    "CrossEntropy",
-    "ForwardKL",
-    "JensenShannon",
-    "Loss",
-    "Mixture",
-    "OnlineTeacher",
-    "Outlook",
-    "ReverseKL",
-    "Term",
-    "TextData",
-    "TotalVariation",
-]
+    "AcceptanceLikelihood", "CachedTeacher", "CrossEntropy", "ForwardKL", "JensenShannon", "Loss", "Mixture",
+    "OnlineTeacher", "Outlook", "ReverseKL", "Term", "TextData", "TotalVariation",
+]  # fmt: skip

@@ -39,7 +39,7 @@ class TextPart(Examples):
     def __init__(self, texts: Sequence[Text], most: int | None = None):
         ends = [0, *accumulate(len(produced) for _, produced in texts)]
         total = self.total = ends[-1]
-        count = self.num_tokens = total if most is None else min(most, total)
+        count = self.num_positions = total if most is None else min(most, total)
         positions = [  # number n of `count` is token n * total // count of all texts
             [n * total // count - begin for n in range(-(-begin * count // total), -(-end * count // total))]
             for begin, end in pairwise(ends)
@@ -49,7 +49,6 @@ class TextPart(Examples):
         self.num_examples = len(looked_at)
 
     def batch(self, examples: Sequence[int]) -> DraftBatch:
-        """The texts of these numbers."""
         return DraftBatch([self.whole.texts[i] for i in examples], [self.whole.positions[i] for i in examples])
 
 

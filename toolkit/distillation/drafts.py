@@ -1,24 +1,34 @@
-"""The draft that is trained: a pair's own weights, or fresh ones of a smaller shape; and its folder when it is done."""
+"""The draft that is trained: a pair's own weights, fresh ones, or some of the target's layers; and its folder when it is done.
+
+A draft of the target's layers has its embeddings, last norm and output layer, and those layers whose absence costs most. The
+cost of a layer is the mean KL(p || p without it) over the tokens of responses, measured by leaving it out (cf. Men et al.,
+ShortGPT, arXiv:2403.03853, who rank layers by the angle between their input and output).
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.files.atomic import write_folder
+from toolkit.files.atomic import content_hash, read_json, write_folder, write_json
 from toolkit.files.text import first_line
 from toolkit.models.eagle3 import Eagle3, is_eagle3
 from toolkit.models.eagle3 import save as save_eagle3
+from toolkit.models.fingerprint import fingerprint
 from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer, resolve
 from toolkit.models.reduced import kept_tokens, reduce_vocabulary
 from toolkit.models.reduced import save as save_reduced
+from toolkit.models.teacher import Text, produced_logits
 
 CARD = "README.md"  # what the hub calls a model card
+LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)|(?<=h\.)\d+(?=\.)")  # a layer's number in the name of a weight
 
 
 def begin(
@@ -30,13 +40,10 @@ def begin(
     device: str,
     dtype: str,
 ) -> Any:
-    """A draft that asks for gradients.
+    """A draft that asks for gradients: the weights of `from_pretrained`, or fresh ones of the source's configuration.
 
-    source           the pair's draft: its configuration is that of a training from scratch
-    shape            changes to that configuration: {hidden_size: 64, ...}
-    from_pretrained  weights to begin with; None: fresh ones
-    tokenizer        the target's
-
+    shape      changes to that configuration: {hidden_size: 64, ...}
+    tokenizer  the target's
     Raises InputError if the weights have another shape or another tokenizer, or if no model has such a shape.
     """
     weights = source if from_pretrained is None else from_pretrained
@@ -95,7 +102,6 @@ def blank_of(model: Any) -> Callable[[], Any]:
 
 
 def shape_of(model: Any) -> dict[str, list[int]]:
-    """Every tensor's shape, by name."""
     return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
@@ -108,15 +114,14 @@ def export(
     """
 
     def write(temporary: Path) -> None:
-        if isinstance(model, Eagle3):  # its folder has no tokenizer: the target's is meant
+        if isinstance(model, Eagle3):
             save_eagle3(temporary, model, target, architectures)
-            (temporary / CARD).write_text(card, encoding="utf-8")
-            return
-        if kept_tokens(model) is None:
+        elif kept_tokens(model) is None:
             model.save_pretrained(temporary)
         else:
             save_reduced(temporary, model)
-        tokenizer.save_pretrained(temporary)
+        if not isinstance(model, Eagle3):  # its folder has no tokenizer: the target's is meant
+            tokenizer.save_pretrained(temporary)
         (temporary / CARD).write_text(card, encoding="utf-8")
 
     return write_folder(folder, write)
@@ -131,9 +136,8 @@ def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping
     begun = config["from_pretrained"] or f"fresh weights, {config['shape'] or 'the draft'}"
     if config["layers"] is not None:
         begun = f"layers of the target: {config['layers']}"
-    options = ", ".join(
-        f"{name}={value}" for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)
-    )
+    own = {name: value for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)}
+    options = ", ".join(f"{name}={value}" for name, value in own.items())
     settings = ", ".join(f"{name}={sampling[name]}" for name in ("temperature", "top_k", "top_p", "max_new_tokens"))
     return f"""---
 library_name: transformers
@@ -160,3 +164,79 @@ What that is worth per domain: `python -m analysis.heads drafts=...`.
 
 Use it: `ModelPair.from_pretrained("{pair["target"]}", "THIS FOLDER")`
 """
+
+
+# -- drafts of the target's layers -----------------------------------------------------------------------------
+
+
+def layers_in(model: Any) -> nn.ModuleList:
+    """The list of a model's layers. Raises InputError if it has none of the length that its config gives."""
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not lists:
+        raise InputError(f"layers: found no list of {count} layers in {type(model).__name__}")
+    return lists[0]
+
+
+def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> list[int]:
+    """The layers whose absence costs most, in their order. Raises InputError for more than there are.
+
+    folder  where the costs are kept, under a hash of model and texts
+    """
+    from tqdm.auto import tqdm
+
+    total = len(layers_in(model))
+    if count > total:
+        raise InputError(f"layers: expected at most {total}, got {count}")
+    path = folder / f"{content_hash([fingerprint(model), [[*map(list, text)] for text in texts]])}.json"
+    if path.exists():
+        costs = read_json(path)["nats"]
+    else:
+        costs = list(tqdm(absence_costs(model, texts), desc="cost of each layer's absence", total=total, unit="layer"))
+        write_json(path, {"nats": costs})
+    return sorted(sorted(range(total), key=lambda layer: -costs[layer])[:count])
+
+
+@torch.no_grad()
+def absence_costs(model: Any, texts: Sequence[Text]) -> Iterator[float]:
+    """The cost of each layer's absence, in nats per response token, layer by layer: L + 1 forward passes over the texts."""
+    whole = produced_logits(model, texts).float().log_softmax(-1)
+    for layer in layers_in(model):
+        with layer.register_forward_hook(_skip, with_kwargs=True):
+            without = produced_logits(model, texts).float().log_softmax(-1)
+        yield float(nn.functional.kl_div(without, whole, reduction="batchmean", log_target=True))
+
+
+def _skip(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """A layer's hook: the layer returns what it is given."""
+    states = args[0] if args else kwargs["hidden_states"]
+    return (states, *output[1:]) if isinstance(output, tuple) else states
+
+
+def draft_of(target: Any, layers: Sequence[int]) -> Any:
+    """A model of the target's class with some of its layers, in their order; its weights are copies.
+
+    Raises InputError for layers that do not exist.
+    """
+    count = len(layers_in(target))
+    wrong = [layer for layer in layers if not 0 <= layer < count]
+    if wrong or not layers or len(set(layers)) < len(layers):
+        raise InputError(f"layers: expected layers from 0 to {count - 1} of the target, each once, got {list(layers)}")
+    layers = sorted(layers)
+    config = copy.deepcopy(target.config)
+    text_config = config.get_text_config()
+    text_config.num_hidden_layers = len(layers)
+    if getattr(text_config, "layer_types", None):
+        text_config.layer_types = [text_config.layer_types[layer] for layer in layers]
+    draft = type(target)(config).to(target.dtype)
+    numbers = {str(layer): str(i) for i, layer in enumerate(layers)}
+    state = {}
+    for name, tensor in target.state_dict().items():
+        number = LAYER.search(name)
+        if number is None:
+            state[name] = tensor
+        elif number[0] in numbers:
+            state[LAYER.sub(numbers[number[0]], name, count=1)] = tensor
+    draft.load_state_dict(state)
+    draft.generation_config = copy.deepcopy(target.generation_config)
+    return draft.eval()

@@ -11,13 +11,11 @@ A `Mixture` has several at once, with weights that may change over the training.
 
 p: target, q: draft, both at the temperature of the training. In nats (TVD apart). Gradients go to q alone.
 
-Where only k tokens of p are known, the KLs and JSD take all the others as one token, so they are lower bounds of the true
-losses (data processing inequality). TVD and LK count the overlap of the k tokens alone, so they are upper bounds. Each
-is exact where p has no mass beyond the k.
+Where only k tokens of p are known, the KLs and JSD take all the others as one token: lower bounds of the true losses (data
+processing inequality). TVD and LK count the overlap of the k tokens alone: upper bounds.
 
-Where the draft has rows for V' tokens alone, q is 0 at all others, and forward KL and cross entropy would be infinite. So
-forward KL is that of p renormalised over the V', and cross entropy leaves out the tokens that have no row. All other losses
-are finite, and count p's mass outside of V'.
+Where the draft has rows for V' tokens alone, q is 0 at all others. So forward KL is that of p renormalised over the V', and
+cross entropy leaves out the tokens that have no row. All other losses are finite, and count p's mass outside of V'.
 
 Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`Outlook`).
 """
@@ -77,8 +75,6 @@ class Outlook:
 
 
 class Loss(ABC):
-    """A loss per position."""
-
     @abstractmethod
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
         """The loss [n]; `progress` is the share of the training that is done, for schedules."""
@@ -184,10 +180,9 @@ class Mixture(Loss):
             raise InputError("loss.terms: expected a weight above 0 at the beginning and at the end, got none")
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        weighted = [
-            term.at(progress) * term.loss(outlook, progress) for term in self.terms.values() if term.at(progress)
-        ]
-        return sum(weighted[1:], weighted[0])
+        at_work = [term for term in self.terms.values() if term.at(progress)]
+        first, *others = (term.at(progress) * term.loss(outlook, progress) for term in at_work)
+        return sum(others, first)
 
 
 def _kl(left: Tensor, right: Tensor) -> Tensor:

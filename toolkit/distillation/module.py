@@ -25,20 +25,14 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.reduced import kept_tokens, rows_alone
 from toolkit.models.teacher import Text, produced_logits
 from toolkit.sampling import Sampling
-from toolkit.training.whole_steps import WholeSteps
+from toolkit.training.trainer import WholeSteps
 
 PLAIN = EngineOptions(cuda_graphs="off")  # weights change between calls
 
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """How often, and how, a batch's texts are drawn from the draft.
-
-    lmbda     probability that they are
-    sampling  the responses'
-    ends      tokens that end a text
-    seed      of the choice and of the texts
-    """
+    """How a batch's texts are drawn from the draft, with probability `lmbda`; ends: tokens that end a text."""
 
     lmbda: float
     sampling: Sampling
@@ -49,16 +43,11 @@ class OnPolicy:
 class DraftTraining(WholeSteps):
     """Logs val/alpha, val/cross_entropy of the text's tokens, val/loss and val/coverage; see also Curves.
 
-    Alpha is the probability of acceptance, coverage the share of tokens that the draft has an output row for. All are means
-    over the same produced tokens (`TextData`; cross entropy: over the covered ones), and read the whole of p, whatever the
-    training reads.
+    Coverage is the share of tokens that the draft has an output row for. All are means over the same produced tokens (cross
+    entropy: over the covered ones), and read the whole of p, whatever the training reads.
 
     draft        a causal language model, in evaluation mode (no dropout); nothing else is in the checkpoints
-    teacher      what says log p
-    loss         per position
     temperature  of q
-    on_policy    texts of the draft's own
-    optimizer, scheduler, about  as in `WholeSteps`
     """
 
     def __init__(
@@ -83,9 +72,8 @@ class DraftTraining(WholeSteps):
         own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
         if is_on_policy(own.lmbda, own.seed, step):
             seed = own.seed + self.trainer.global_rank
-            batch = DraftBatch(
-                own_texts(self.draft, batch.texts, own.sampling, own.ends, seed, step) if batch.texts else []
-            )
+            texts = batch.texts
+            batch = DraftBatch(own_texts(self.draft, texts, own.sampling, own.ends, seed, step) if texts else [])
         if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
             nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
             return self.share_of_step(nothing, nothing.detach(), 0)
@@ -101,11 +89,8 @@ class DraftTraining(WholeSteps):
         for depth, (_, other) in enumerate(deeper, start=2):
             count = len(other.token_log_probs)
             self.log(f"val/alpha_{depth}", other.alpha.mean(), on_epoch=True, batch_size=count, sync_dist=True)
-        values = {
-            "val/alpha": seen.alpha.mean(),
-            "val/loss": self.loss(seen, 1.0).mean(),
-            "val/coverage": seen.has_row.float().mean(),
-        }
+        values = {"val/alpha": seen.alpha.mean(), "val/loss": self.loss(seen, 1.0).mean()}
+        values["val/coverage"] = seen.has_row.float().mean()
         self.log_dict(values, on_epoch=True, batch_size=len(batch.labels), sync_dist=True, prog_bar=True)
         covered = int(seen.has_row.sum())
         cross_entropy = -seen.token_log_probs[seen.has_row].sum() / max(covered, 1)
@@ -137,10 +122,7 @@ def is_on_policy(lmbda: float, seed: int, step: int) -> bool:
 def own_texts(
     draft: Any, texts: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int
 ) -> list[Text]:
-    """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step).
-
-    ends  tokens that end a text
-    """
+    """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step)."""
     pair = ModelPair(target=draft, end_ids=tuple(ends), options=PLAIN)
     method = config.method("autoregressive")
     prompts = [list(prompt) for prompt, _ in texts]

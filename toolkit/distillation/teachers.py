@@ -111,11 +111,7 @@ def log_probs_of(
 
 
 class OnlineTeacher:
-    """The target reads every batch.
-
-    target       a causal language model
-    temperature  of p
-    """
+    """The target, a causal language model, reads every batch. temperature: of p."""
 
     def __init__(self, target: Any, temperature: float, about: Weights | None = None):
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size(target)
@@ -128,7 +124,6 @@ class OnlineTeacher:
         return Expected(log_probs_of(self.target, self.temperature, texts))
 
     def whole(self, batch: DraftBatch) -> Tensor:
-        """log p [n, V] at a batch's positions."""
         return log_probs_of(self.target, self.temperature, batch.texts, batch.positions)
 
 
@@ -138,10 +133,8 @@ class CachedTeacher:
     folder       their folder; created if it is not there
     top_k        tokens kept per position
     on_missing   generate: ask the target for texts that the folder does not know, and keep what it says; raise: refuse them
-    target       None: it is not loaded
+    target       None: it is not loaded, and `about` says which one the texts are of
     temperature  of p
-    about        which target the texts are of, where it is not loaded
-
     Raises InputError if the folder is of another target, top_k or temperature, or of a revision that kept no log_rest.
     """
 
@@ -158,7 +151,14 @@ class CachedTeacher:
         self.target, self.temperature = target, temperature
         self.folder, self.top_k, self.on_missing = Path(folder), top_k, on_missing
         self.weights = Weights.of(target) if target is not None else about
-        record = self._checked_record()
+        record = read_json(self.folder / ABOUT) if (self.folder / ABOUT).exists() else {}
+        if self.weights is not None and (reason := Weights.changed(record, self.weights, "target")) is not None:
+            raise InputError(
+                f"teacher.folder: {self.folder} is of another target ({reason}); choose another folder, or delete it"
+            )
+        for name, here in self._settings().items():
+            if record and record.get(name) != here:
+                raise InputError(f"teacher.folder: {self.folder} was made with {name}={record.get(name)}, not {here}")
         self.vocab_size = int(record.get("vocab_size", 0)) if target is None else vocab_size(target)
         self.entries: dict[str, tuple[dict[str, Tensor], int, int]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
@@ -204,7 +204,6 @@ class CachedTeacher:
         return Expected(**_joined(parts))
 
     def whole(self, batch: DraftBatch) -> Tensor:
-        """log p [n, V] at a batch's positions, which `prepare` has computed."""
         files = map(self._validation_file, batch.texts, batch.positions)
         return torch.cat([load_tensors(path, "teacher cache")[0]["log_probs"] for path in files])
 
@@ -253,23 +252,8 @@ class CachedTeacher:
     def _settings(self) -> dict[str, float]:
         return {"top_k": self.top_k, "temperature": self.temperature}
 
-    def _checked_record(self) -> dict[str, Any]:
-        """The folder's about.json; empty where there is none yet."""
-        if not (self.folder / ABOUT).exists():
-            return {}
-        record = read_json(self.folder / ABOUT)
-        if self.weights is not None and (reason := Weights.changed(record, self.weights, "target")) is not None:
-            raise InputError(
-                f"teacher.folder: {self.folder} is of another target ({reason}); choose another folder, or delete it"
-            )
-        for name, here in self._settings().items():
-            if record.get(name) != here:
-                raise InputError(f"teacher.folder: {self.folder} was made with {name}={record.get(name)}, not {here}")
-        return record
-
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of the same names, one part after another."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

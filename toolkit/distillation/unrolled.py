@@ -67,9 +67,8 @@ class Unrolled:
         check_ranges(self, "kind.")
 
     def begin(self, target: Any, kept: Sequence[int] | None, seed: int) -> Eagle3:
-        """A draft for a target: embeddings (which stay as they are) and output rows are its own.
+        """A draft with a target's embeddings, output rows and, of one family, last layer; the rest is fresh.
 
-        So is all that its last layer shares with the draft's, where they are of one family. The rest is fresh.
         kept  tokens with an output row, ascending; None: all
         Raises InputError for layers that the target has not.
         """
@@ -191,11 +190,7 @@ def unrolled_states(draft: Eagle3, target_states: Tensor, tokens: Tensor, depth:
 
 
 def logits_by_depth(
-    draft: Eagle3,
-    target_states: Tensor,
-    texts: Sequence[Text],
-    positions: Sequence[Sequence[int]],
-    depth: int,
+    draft: Eagle3, target_states: Tensor, texts: Sequence[Text], positions: Sequence[Sequence[int]], depth: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Per depth: logits [n', V'] of the draft's own rows at produced tokens, and which of the n tokens these are [n'].
 
@@ -221,11 +216,7 @@ def selected(expected: Expected, index: Tensor) -> Expected:
 
 
 class UnrolledTraining(DraftTraining):
-    """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1.
-
-    states  of the target
-    kind    depth and decay
-    """
+    """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1."""
 
     def __init__(self, *args: Any, states: TargetStates, kind: Unrolled, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -233,19 +224,10 @@ class UnrolledTraining(DraftTraining):
 
     def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
         tokens = self.draft.lm_head.kept if len(self.draft.lm_head.kept) < self.teacher.vocab_size else None
-        by_depth = logits_by_depth(
-            self.draft, self.states.of(batch.texts), batch.texts, batch.positions, self.kind.depth
-        )
-        return [
-            (
-                self.kind.decay**number,
-                outlook(
-                    selected(expected, index),
-                    logits.float(),
-                    batch.labels.to(index.device)[index],
-                    self.temperature,
-                    tokens,
-                ),
-            )
-            for number, (logits, index) in enumerate(by_depth)
-        ]
+        states, outlooks = self.states.of(batch.texts), []
+        by_depth = logits_by_depth(self.draft, states, batch.texts, batch.positions, self.kind.depth)
+        for number, (logits, index) in enumerate(by_depth):
+            seen, labels = selected(expected, index), batch.labels.to(index.device)[index]
+            depth = outlook(seen, logits.float(), labels, self.temperature, tokens)
+            outlooks.append((self.kind.decay**number, depth))
+        return outlooks

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,21 @@ from toolkit.errors import InputError
 from toolkit.files import journal
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FOREIGN = "{} was not made by this stage and is left alone: move it, or choose another folder"
 CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAKE_ROOM = "make room and run again: what is finished is kept"
 CHOOSE = "choose a folder that can be written, paths.root_dir=FOLDER or paths.output_dir=FOLDER"
+CUT_SHORT = "the file could not be written to its end; is the disk full?"
 # How libraries that do not raise OSError say that a file could not be written, and the reason as people read it.
 REASONS = {
     "No space left": "No space left on device",
-    "Disk quota exceeded": "Disk quota exceeded",
-    "File too large": "File too large",
-    "Read-only file system": "Read-only file system",
-    "Permission denied": "Permission denied",
-    "file write failed": "the file could not be written to its end; is the disk full?",
-    "failed writing": "the file could not be written to its end; is the disk full?",
-    "unexpected pos": "the file could not be written to its end; is the disk full?",
+    **{text: text for text in ("Disk quota exceeded", "File too large", "Read-only file system", "Permission denied")},
+    **dict.fromkeys(("file write failed", "failed writing", "unexpected pos"), CUT_SHORT),
     "I/O error": "Input/output error",
 }
 
 
-def write_atomic(path: Path | str, write: Callable[[Path], None]) -> Path:
+def write_atomic(path: Path | str, write: Callable[[Path], Any]) -> Path:
     """Call `write(temporary path)`, then put the file in place in one step. A failure leaves nothing.
 
     Files of an output folder are listed in its journal (`toolkit.files.journal`).
@@ -42,7 +40,7 @@ def write_atomic(path: Path | str, write: Callable[[Path], None]) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if journal.is_foreign(path):
-            raise InputError(f"{path} was not made by this stage and is left alone: move it, or choose another folder")
+            raise InputError(FOREIGN.format(path))
         journal.note(path, temporary=temporary.name)
         try:
             write(temporary)
@@ -122,9 +120,7 @@ def _move_in(temporary: Path, path: Path) -> None:
         os.replace(temporary, path)
         return
     if foreign := next((name for name in names if os.path.lexists(path / name)), None):
-        raise InputError(
-            f"{path / foreign} was not made by this stage and is left alone: move it, or choose another folder"
-        )
+        raise InputError(FOREIGN.format(path / foreign))
     for name in names:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         if home is not None:
@@ -133,25 +129,15 @@ def _move_in(temporary: Path, path: Path) -> None:
 
 
 def copy_file(source: Path, path: Path | str) -> Path:
-    """Copy a file, whole or not at all."""
-
-    def write(temporary: Path) -> None:
-        shutil.copyfile(source, temporary)
-
-    return write_atomic(path, write)
+    return write_atomic(path, partial(shutil.copyfile, source))
 
 
 def write_text(path: Path | str, text: str) -> Path:
     """Write a text file atomically, as UTF-8; a lone surrogate (there is no UTF-8 of it) as its \\u escape."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
-
-    return write_atomic(path, write)
+    return write_atomic(path, lambda temporary: temporary.write_bytes(text.encode("utf-8", "backslashreplace")))
 
 
 def write_json(path: Path | str, value: Any) -> Path:
-    """Write indented JSON atomically."""
     return write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -1,19 +1,20 @@
 """What files hold, by SHA-256, read once: remembered in the user's cache by path, size, times and inode.
 
-A model of the hub is known by its commit, which the cache of huggingface_hub holds. The digests of its files are the
-names of the cache's blobs. Nothing is read, and nothing downloaded.
+A model of the hub is known by its commit, and its files by the names of the cache's blobs. Nothing is read or downloaded.
 """
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 from toolkit.errors import InputError
@@ -38,15 +39,11 @@ def cache_folder() -> Path:
 def ensure_home() -> None:
     """Give a user without a home (no HOME, no entry of passwd) one that lasts as long as the process, and say so."""
     if os.path.expanduser("~").startswith("~"):
-        os.environ["HOME"] = _temporary().name
+        os.environ["HOME"] = home = mkdtemp(prefix="home-")
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
         print(
             "this user has no home folder: caches last as long as this process; HOME=FOLDER keeps them", file=sys.stderr
         )
-
-
-@cache
-def _temporary() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="home-")
 
 
 def digest(path: Path | str) -> str:
@@ -59,17 +56,17 @@ def digests(paths: Sequence[Path]) -> list[str]:
     from tqdm.auto import tqdm
 
     try:
-        remembered = [_remembered(path) for path in paths]
-        unread = [path for path, sha256 in zip(paths, remembered, strict=True) if sha256 is None]
-        size, fresh = sum(path.stat().st_size for path in unread), dict[Path, str]()
+        by_path = {path: _remembered(path) for path in paths}
+        unread = [path for path, sha256 in by_path.items() if sha256 is None]
+        size = sum(path.stat().st_size for path in unread)
         with tqdm(total=size, desc="checking files", unit="B", unit_scale=True, disable=size < LARGE) as bar:
             for path in unread:
                 stamp = _stamp(path)
-                fresh[path] = _read(path, bar)
-                _remember(path, stamp, fresh[path])
+                by_path[path] = sha256 = _read(path, bar)
+                _remember(path, stamp, sha256)
     except OSError as error:
         raise InputError(f"could not read {error.filename or paths[0]}: {error.strerror or error}") from None
-    return [sha256 if sha256 is not None else fresh[path] for path, sha256 in zip(paths, remembered, strict=True)]
+    return [str(by_path[path]) for path in paths]
 
 
 def folder_digest(folder: Path | str) -> str:
@@ -152,8 +149,6 @@ def _remember(path: Path, stamp: list[int], sha256: str) -> None:
 def _read(path: Path, bar: Any) -> str:
     if path.stat().st_size < LARGE:
         return journal.digest(path)
-    import hashlib
-
     sha = hashlib.sha256()
     with open(path, "rb") as handle:
         while block := handle.read(BLOCK):

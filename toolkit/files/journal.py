@@ -62,8 +62,7 @@ def note(path: Path, **facts: Any) -> None:
     handle = os.open(home / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         with open(home / JOURNAL, "rb") as journal:
-            size = journal.seek(0, os.SEEK_END)
-            journal.seek(max(size - 1, 0))
+            journal.seek(max(journal.seek(0, os.SEEK_END) - 1, 0))
             whole = journal.read(1) in (b"", b"\n")  # else a process was killed in the middle of the last line
         os.write(handle, (b"" if whole else b"\n") + line.encode())
     finally:
@@ -126,8 +125,14 @@ def digest(path: Path | str) -> str:
 def check(path: Path | str, mend: str = MEND) -> None:
     """Raises InputError, one line, if a file is listed and its bytes are not those that were written. Missing files pass."""
     path = Path(path)
-    if path.name != MANIFEST and path.is_file() and home_of(path) is not None:
-        check_digest(path, digest_once(path), mend)
+    if path.name == MANIFEST or not path.is_file() or home_of(path) is None:
+        return
+    stat = path.stat()
+    stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    verified = _VERIFIED.get(str(path))
+    if verified is None or verified[:-1] != stamp:  # read once by this process unless the file changes
+        _VERIFIED[str(path)] = verified = (*stamp, digest(path))
+    check_digest(path, str(verified[-1]), mend)
 
 
 def check_digest(path: Path, sha256: str, mend: str = MEND, default: str | None = None) -> None:
@@ -138,16 +143,6 @@ def check_digest(path: Path, sha256: str, mend: str = MEND, default: str | None 
     if path.name != MANIFEST and expected and sha256 not in expected:
         what = "is empty" if path.stat().st_size == 0 else "is damaged: it is not what was written (SHA-256)"
         raise InputError(f"{path} {what}; {mend}")
-
-
-def digest_once(path: Path) -> str:
-    """`digest`, read once by this process unless the file changes."""
-    stat = path.stat()
-    stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-    verified = _VERIFIED.get(str(path))
-    if verified is None or verified[:-1] != stamp:
-        _VERIFIED[str(path)] = verified = (*stamp, digest(path))
-    return str(verified[-1])
 
 
 def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path]:
@@ -178,7 +173,6 @@ def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path
 
 
 def clear_temporaries(folder: Path) -> None:
-    """Delete what killed processes have left half-written."""
     for name in read(folder).temporaries:
         (folder / name).unlink(missing_ok=True)
 

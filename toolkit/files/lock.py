@@ -49,7 +49,6 @@ def release(folder: Path, name: str = ".lock") -> None:
 
 
 def _owner(path: Path) -> str:
-    """Who wrote a lock file, as far as it can be read."""
     try:
         text = path.read_text()
     except (OSError, ValueError):

@@ -1,7 +1,6 @@
 """Tensors in safetensors files with a checksum: a changed bit, a truncated or an empty file is found when it is read.
 
-The checksum is SHA-256 over names, number formats, shapes and bytes of all tensors and over the file's other metadata; it
-lies in the metadata. Tensors that are memory-mapped are read once for it.
+The checksum is SHA-256 over all tensors and over the file's other metadata, in which it lies.
 """
 
 from __future__ import annotations

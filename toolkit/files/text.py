@@ -1,7 +1,6 @@
 """Lines of text, split at newline characters only.
 
-`str.splitlines` also splits at U+0085, U+2028, U+2029, form feeds and others, which texts may hold: a file with one line per
-record would fall apart. A test forbids it everywhere.
+`str.splitlines` also splits at U+0085, U+2028, form feeds and others, which texts may hold. A test forbids it everywhere.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 
 # What `apply_chat_template` is called with here: no template's business.
 OURS = ("conversation", "add_generation_prompt", "tokenize", "return_dict", "return_tensors", "padding", "truncation",
@@ -20,19 +20,13 @@ def check_options(options: Mapping[str, Any], tokenizer: Any) -> None:
     """Raises InputError for options that are not the template's; warns of those that it reads nowhere."""
     for name in options:
         if name in OURS:
-            raise InputError(
-                f"chat_template_options.{name}: prompts are encoded with a value of their own; leave it out"
-            )
+            raise InputError(f"chat_template_options.{name}: prompts are encoded with their own value; leave it out")
     if not options or not getattr(tokenizer, "chat_template", None):
         return
     template = tokenizer.get_chat_template()
-    unread = [name for name in options if not re.search(rf"\b{re.escape(name)}\b", template)]
-    if unread:
-        warnings.warn(
-            f"the chat template reads no option called {', '.join(unread)}: it has no effect",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    if unread := [name for name in options if not re.search(rf"\b{re.escape(name)}\b", template)]:
+        message = f"the chat template reads no option called {', '.join(unread)}: it has no effect"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> list[int]:
@@ -47,11 +41,9 @@ def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], options: 
     )
     dates = [datetime.now().strftime(pattern) for _, pattern in TODAY.findall(tokenizer.get_chat_template())]
     if dates and any(date in tokenizer.decode(ids) for date in dates):
-        warnings.warn(
+        warn(
             "the chat template writes today's date, so prompts differ from day to day; many templates take another one: "
-            "chat_template_options={date_string: '26 Jul 2024'}",
-            RuntimeWarning,
-            stacklevel=1,
+            "chat_template_options={date_string: '26 Jul 2024'}"
         )
     return ids
 
@@ -60,9 +52,7 @@ def warn_of_two_starts(tokenizer: Any, token_ids: Sequence[int]) -> None:
     """Warns of a prompt that begins with the tokenizer's start of text twice: a chat template and the tokenizer write one."""
     start = getattr(tokenizer, "bos_token_id", None)
     if start is not None and list(token_ids[:2]) == [start, start]:
-        warnings.warn(
+        warn(
             f"the prompt begins with {tokenizer.bos_token} twice: the tokenizer puts one in front, so leave it out of the "
-            "text, or pass messages",
-            RuntimeWarning,
-            stacklevel=1,
+            "text, or pass messages"
         )

@@ -13,8 +13,8 @@ state], each after a norm of its own. The output layer has rows for V' of the V 
     norm_before_fc (input_norm), fc_norm      the same
 
 Deviations: none in the arithmetic. Refused by name: more than one layer, other families than Llama and Qwen3, ropes that
-follow a text's length, the state after the target's last layer, and keys of the config that are not known here. A text's first
-token, which theirs drops, is read without a state and never seen.
+follow a text's length, and keys of the config that are not known here. A text's first token, which theirs drops, is read
+without a state and never seen.
 
 Shapes: b rows, T tokens, D hidden size, W = n D_target width of the target's states, V vocabulary, V' output rows.
 """
@@ -53,10 +53,8 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
     """One EAGLE-3 draft.
 
     config         of its decoder layer; `vocab_size` is the target's V
-    target_layers  layers of the target whose states it reads, as `hidden_states[i]` of transformers: 0 is the embedding
-    target_width   W
+    target_layers  layers of the target whose states [..., W] it reads, as `hidden_states[i]` of transformers
     kept           tokens [V'] of its output rows, in their order
-    flags          those of FLAGS that are set
     """
 
     def __init__(
@@ -144,9 +142,7 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         handed_on, final = self.read(input_ids, position_ids, attention_mask, past_key_values, states)
         return CausalLMOutput(logits=self.lm_head(final[:, -logits_to_keep:]), hidden_states=(handed_on,))
 
-    def read(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any, states: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def read(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any, states: Tensor) -> tuple[Tensor, ...]:
         """One pass over tokens [b, T] beside states [b, T, D]: the states to hand on, and those that the output layer reads."""
         layer: Any = self.layers[0]
         normed = layer.hidden_norm(states)
@@ -182,16 +178,14 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
 
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     _check_config(folder, config)
-    state = {
-        name: tensor for path in sorted(folder.glob("model*.safetensors")) for name, tensor in load_file(path).items()
-    }
+    state: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        state |= load_file(path)
     if "lm_head.weight" not in state:
         raise InputError(f"{folder}: expected an EAGLE-3 draft's weights in {WEIGHTS}, found no lm_head.weight")
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.isnan().any():
-            raise InputError(
-                f"{folder}: weight {name} holds values that are not numbers: the draft was not saved whole"
-            )
+            raise InputError(f"{folder}: weight {name} holds values that are not numbers: it was not saved whole")
     layer = AutoConfig.for_model(**{"model_type": "qwen3", **config["transformer_layer_config"]})
     if "sliding_attention" not in (getattr(layer, "layer_types", None) or []):
         layer.sliding_window = None
@@ -201,31 +195,27 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
             f"{folder}: expected {LAYER_IDS}, fc.weight and embed_tokens.weight, or the draft's target beside it"
         )
     if target is not None and (base is None or not hasattr(target, "get_decoder")):
-        raise InputError(
-            f"{folder}: an EAGLE-3 draft reads the states of a transformers model, got {type(target).__name__}"
-        )
+        kind = type(target).__name__
+        raise InputError(f"{folder}: an EAGLE-3 draft reads the states of a transformers model, got {kind}")
     layers = config.get(LAYER_IDS) or [2, base.num_hidden_layers // 2, base.num_hidden_layers - 3]
     if target is not None:
         _check_target(folder, layer, layers, state, base)
     width = state["fc.weight"].shape[1] if target is None else len(layers) * base.hidden_size
-    kept = _kept(folder, state, layer.vocab_size)
+    tokens = _tokens_of_rows(folder, state, layer.vocab_size)
     if state.get("embed_tokens.weight") is None:
         state["embed_tokens.weight"] = target.get_input_embeddings().weight.detach().cpu()
     stored = state["lm_head.weight"].dtype
     flags = [flag for flag in FLAGS if config.get(flag)]
-    model: Any = Eagle3(layer, layers, width, kept, flags)
+    model: Any = Eagle3(layer, layers, width, tokens, flags)
     model.to(stored if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-    state = {
-        name: tensor
-        for name, tensor in state.items()
-        if name not in ("d2t", "t2d") and not name.startswith("verifier_")
-    }
-    state |= {"lm_head.rows.weight": state.pop("lm_head.weight"), "lm_head.kept": kept}
+    unread = [name for name in state if name in ("d2t", "t2d") or name.startswith("verifier_")]
+    for name in unread:
+        del state[name]
+    state |= {"lm_head.rows.weight": state.pop("lm_head.weight"), "lm_head.kept": tokens}
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() ^ state.keys()):
-        raise InputError(
-            f"{folder}: an EAGLE-3 draft {'lacks' if name in expected else 'has an unknown'} weight {name}"
-        )
+        verb = "lacks" if name in expected else "has an unknown"
+        raise InputError(f"{folder}: an EAGLE-3 draft {verb} weight {name}")
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise InputError(f"{folder}: weight {name}: expected shape {list(shape)}, got {list(state[name].shape)}")
@@ -239,15 +229,13 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        name: tensor.contiguous() for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")
-    }
-    kept = model.lm_head.kept
-    is_kept = torch.zeros(model.output_size, dtype=torch.bool)
-    is_kept[kept.cpu()] = True
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")}
+    state = {name: tensor.contiguous() for name, tensor in own.items()}
+    tokens = model.lm_head.kept.cpu()
     state["lm_head.weight"] = model.lm_head.weight.contiguous()
-    if len(kept) < model.output_size:
-        state |= {"d2t": (kept - torch.arange(len(kept), device=kept.device)).cpu(), "t2d": is_kept}
+    if len(tokens) < model.output_size:
+        has_row = torch.zeros(model.output_size, dtype=torch.bool).index_fill(0, tokens, True)
+        state |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": has_row}
     save_file(state, folder / WEIGHTS, {"format": "pt"})
     verifier = {"name_or_path": target, "architectures": list(architectures)}
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
@@ -255,7 +243,7 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": KIND,
         "transformer_layer_config": model.config.to_diff_dict(),
-        "draft_vocab_size": len(kept),
+        "draft_vocab_size": len(tokens),
         LAYER_IDS: list(model.target_layers),
         "target_hidden_size": model.target_width // len(model.target_layers),
         **{flag: flag in model.flags for flag in FLAGS},
@@ -273,7 +261,6 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
 
 
 def _check_config(folder: Path, config: dict[str, Any]) -> None:
-    """Raises InputError for what this file does not implement."""
     unknown = sorted(key for key, value in config.items() if key not in KNOWN and value not in (None, False, [], {}))
     if unknown:
         raise InputError(f"{folder}: {unknown[0]}={config[unknown[0]]!r} of an EAGLE-3 config is not known here")
@@ -295,9 +282,8 @@ def _check_config(folder: Path, config: dict[str, Any]) -> None:
 def _check_target(folder: Path, layer: Any, layers: Sequence[int], state: dict[str, Tensor], base: Any) -> None:
     """Raises InputError unless the draft was made for a target of this config."""
     if layer.vocab_size != base.vocab_size:
-        raise InputError(
-            f"{folder}: the draft was made for {layer.vocab_size} tokens, the target has {base.vocab_size}"
-        )
+        count = layer.vocab_size
+        raise InputError(f"{folder}: the draft was made for {count} tokens, the target has {base.vocab_size}")
     if not all(0 <= number < base.num_hidden_layers for number in layers) or list(layers) != sorted(set(layers)):
         raise InputError(
             f"{folder}: {LAYER_IDS}: expected ascending layers below the target's {base.num_hidden_layers}, got {layers}"
@@ -310,20 +296,19 @@ def _check_target(folder: Path, layer: Any, layers: Sequence[int], state: dict[s
         )
 
 
-def _kept(folder: Path, state: dict[str, Tensor], size: int) -> Tensor:
+def _tokens_of_rows(folder: Path, state: dict[str, Tensor], size: int) -> Tensor:
     """The tokens of the output rows. Raises InputError unless they are different tokens of the vocabulary."""
     rows = state["lm_head.weight"].shape[0]
     if "d2t" not in state:
         if rows != size:
             raise InputError(f"{folder}: {rows} output rows for {size} tokens need d2t, the weights have none")
         return torch.arange(size)
-    kept = state["d2t"].long() + torch.arange(len(state["d2t"]))
-    fits = len(kept) == rows and kept.min() >= 0 and kept.max() < size and len(kept.unique()) == len(kept)
-    if fits and "t2d" in state and not torch.equal(state["t2d"].nonzero().squeeze(1), kept.sort().values):
-        raise InputError(f"{folder}: d2t and t2d name different tokens")
-    if not fits:
+    tokens = state["d2t"].long() + torch.arange(len(state["d2t"]))
+    low, high = int(tokens.min()), int(tokens.max())
+    if len(tokens) != rows or low < 0 or high >= size or len(tokens.unique()) < rows:
         raise InputError(
-            f"{folder}: d2t: expected {rows} different tokens below {size}, got {len(kept)} from {int(kept.min())} to "
-            f"{int(kept.max())}"
+            f"{folder}: d2t: expected {rows} different tokens below {size}, got {len(tokens)} from {low} to {high}"
         )
-    return kept
+    if "t2d" in state and not torch.equal(state["t2d"].nonzero().squeeze(1), tokens.sort().values):
+        raise InputError(f"{folder}: d2t and t2d name different tokens")
+    return tokens

@@ -1,9 +1,8 @@
 """Which weights a model holds: an exact identity, and a sketch that tolerates another number format.
 
-Both go over every entry once, in chunks, on the model's own device. They are remembered while the model lives and
-checksums of its weights stay the same. Where a model has adapters, which of them are at work counts, too. The sketch of
-a tensor is its norm and a few sums of all its entries with fixed random signs. Rounding to a coarser format moves such
-a sum by about the rounding times the norm. Other weights move it by about the norm itself.
+Both go over every entry once, in chunks, on the model's own device, and are remembered while the model lives. Adapters that are
+at work count, too. The sketch of a tensor is its norm and a few sums of all its entries with fixed random signs. Rounding to a
+coarser format moves such a sum by about the rounding times the norm, other weights by about the norm itself.
 """
 
 from __future__ import annotations
@@ -26,16 +25,13 @@ from toolkit.files.atomic import content_hash
 CHUNK = 2**14  # entries under one pattern of signs
 BLOCK = 2**4  # chunks at once: what is copied to float64 or int64 at one time
 SUMS = 4  # sums with signs per tensor
-ROUNDING = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}  # relative, of one entry
+# Relative, of one entry.
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SUBNORMAL = {"float16": 2.0**-25}  # absolute, of entries near zero
 SUMMATION = 1e-9  # of a sum of the same numbers in another order, relative to the norm
 MARGIN = 8.0  # standard errors of a sum, and more: the rounding of single entries is smaller than its bound
 Sketch = dict[str, Any]  # {"format": "float32", "tensors": {name: [shape, norm, sums]}, "adapters": rows, if any}
+_chunk_signs = cache(lambda device: _signs("signs", CHUNK).to(device))
 _REMEMBERED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -51,7 +47,6 @@ class Weights:
 
     @classmethod
     def of(cls, model: Any) -> Weights:
-        """The weights of a model."""
         return cls(fingerprint(model), sketch(model) if hasattr(model, "state_dict") else None)
 
     @classmethod
@@ -108,17 +103,12 @@ def sketch(model: Any) -> Sketch:
 
 def adapters(model: Any) -> list[Any]:
     """What every layer with adapters of PEFT does with them: which are active or merged, by what factors; [] without any."""
-    return [
-        [
-            name,
-            list(layer.active_adapters),
-            layer.disable_adapters,
-            list(layer.merged_adapters),
-            dict(vars(layer).get("scaling") or {}),
-        ]
-        for name, layer in (model.named_modules() if hasattr(model, "named_modules") else ())
-        if isinstance(vars(layer).get("merged_adapters"), list)
-    ]
+    rows = []
+    for name, layer in model.named_modules() if hasattr(model, "named_modules") else ():
+        if isinstance(vars(layer).get("merged_adapters"), list):
+            active, merged, scaling = layer.active_adapters, layer.merged_adapters, vars(layer).get("scaling") or {}
+            rows.append([name, list(active), layer.disable_adapters, list(merged), dict(scaling)])
+    return rows
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
@@ -185,10 +175,9 @@ def _format(model: Any) -> str:
 
 @torch.no_grad()
 def _sketched(tensor: Tensor) -> list[Any]:
-    """Shape, norm, and sums with signs."""
     sums, squares = torch.zeros(SUMS, dtype=torch.float64, device="cpu"), 0.0
-    patterns = _signs(tensor.device)
-    all_flips = _pattern("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
+    patterns = _chunk_signs(tensor.device)
+    all_flips = _signs("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
     for first, block in _blocks(tensor, torch.float64):
         flips = all_flips[first : first + len(block)]
         sums += ((block @ patterns) * flips).sum(0).cpu()
@@ -227,13 +216,7 @@ def _multipliers(device: torch.device) -> Tensor:
     return (torch.frombuffer(bytearray(bytes_), dtype=torch.int64) | 1).to(device)
 
 
-@cache
-def _signs(device: torch.device) -> Tensor:
-    """Signs [CHUNK, SUMS] in float64, made once per device."""
-    return _pattern("signs", CHUNK).to(device)
-
-
-def _pattern(name: str, count: int) -> Tensor:
+def _signs(name: str, count: int) -> Tensor:
     """The first rows of a fixed table of signs [count, SUMS], in float64."""
     bytes_ = hashlib.shake_256(name.encode()).digest(count * SUMS)
     bits = torch.frombuffer(bytearray(bytes_), dtype=torch.uint8) & 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import fields, replace
 from typing import Any
 
+from toolkit.errors import warn
 from toolkit.sampling import Sampling
 
 OBEYED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
@@ -30,20 +30,16 @@ def resolved(sampling: Sampling, model: Any) -> Sampling:
     if stops := getattr(config, "stop_strings", None):
         stored["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     if sampling.temperature == 0 and not sampling.generation_config:  # asked for, and the others change nothing then
-        stored = {
-            name: value for name, value in stored.items() if name not in ("temperature", "top_k", "top_p", "min_p")
-        }
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            stored.pop(name, None)
     if sampling.generation_config:
-        sampling = replace(
-            sampling, **{name: stored[name] for name in OBEYED if name in stored}, generation_config=False
-        )
+        obeyed = {name: stored[name] for name in OBEYED if name in stored}
+        sampling = replace(sampling, **obeyed, generation_config=False)
     neutral = {**{field.name: getattr(sampling, field.name) for field in fields(sampling)}, **OTHERS}
     different = [f"{name}={value}" for name, value in stored.items() if value != neutral[name] and value != []]
     if different:
-        warnings.warn(
+        warn(
             f"the target's generation_config is not followed: it says {', '.join(different)} (sampling.generation_config="
-            f"true follows {', '.join(OBEYED)})",
-            RuntimeWarning,
-            stacklevel=1,
+            f"true follows {', '.join(OBEYED)})"
         )
     return sampling

@@ -1,8 +1,7 @@
 """GGUF files, the format of llama.cpp: read as targets and drafts, written for a draft that is served there.
 
-Reading: transformers reads the tensors (packages `gguf` and `accelerate`). Quantised weights are multiplied out in float32,
-which holds their values exactly. transformers refuses to save such a model, so its state is copied into a fresh one, in a
-folder of the user's cache that is named by the file's content: a file is converted once, wherever it lies.
+Reading: transformers multiplies quantised weights out in float32, which holds their values exactly. The result is saved in a
+folder of the user's cache that is named by the file's content.
 
 Writing: models of the Llama class. llama.cpp rotates neighbouring pairs of a head's rows, transformers rows that are half a
 head apart, so the rows of q and k change their order.
@@ -51,7 +50,6 @@ def folder_of(path: Path) -> Path:
 
 
 def check_packages(path: Path, *names: str) -> None:
-    """Raises InputError naming the packages that are not installed."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{path} needs {' and '.join(missing)}: pip install 'acceptance-toolkit[gguf]'")
@@ -83,7 +81,6 @@ def write(path: Path, model: Any, tokenizer: Any, like: Path | None = None) -> P
 
     like  a GGUF file with the same tokenizer, whose description of it is copied (llama.cpp names its ways of splitting
           text, which no tokenizer.json does); None: it is written from the tokenizer, a byte-level BPE, as "default"
-
     Raises InputError for another class of model or tokenizer.
     """
     check_packages(path, "gguf")
@@ -120,15 +117,12 @@ def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
                 kinds = field.types
                 writer.add_key_value(name, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    tied = config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
-        if tied and name == "lm_head.weight":
+        if config.tie_word_embeddings and name == "lm_head.weight":
             continue
         weights = tensor.detach().float().cpu()
-        if ".q_proj." in name:
-            weights = _interleaved(weights, heads)
-        elif ".k_proj." in name:
-            weights = _interleaved(weights, kv_heads)
+        if ".q_proj." in name or ".k_proj." in name:
+            weights = _interleaved(weights, heads if ".q_proj." in name else kv_heads)
         gguf_name = names.get_name(name, (".weight", ".bias"))
         if gguf_name is None:
             raise InputError(f"a GGUF file of a Llama has no name for {name}")
@@ -150,9 +144,8 @@ def _describe_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     if model["type"] != "BPE":
         raise InputError(f"a GGUF file can be written of a byte-level BPE tokenizer, got {model['type']}")
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))) + [
-        f"[PAD{i}]" for i in range(len(tokenizer), size)
-    ]
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    tokens += [f"[PAD{i}]" for i in range(len(tokenizer), size)]
     special = set(tokenizer.all_special_tokens)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")

@@ -6,7 +6,6 @@ import operator
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from toolkit.config.values import check_ranges, checked, shown
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.engine.hidden_states import give_layers
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 from toolkit.files.text import first_line
 from toolkit.models import eagle3, gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
@@ -56,9 +55,7 @@ class ModelPair:
     tokenizer      shared; None if prompts are lists of token ids and no text is wanted
     drafts         several drafts instead of one; `draft` is the first of them
     end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
-    name           how tables call the pair
     head           folder of the acceptance head that ships with the pair, if one does
-    options        how forward passes are run (`toolkit.engine.engine.EngineOptions`)
     chat_template_options  what the chat template is told beside the messages: {"enable_thinking": False}
     unshared       token ids that no draft proposes: special tokens that a draft's tokenizer calls otherwise or lacks
     """
@@ -141,12 +138,9 @@ class ModelPair:
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
-        tokenizer = _load_tokenizer(target, revision, trust_remote_code)
-        unshared: set[int] = set()
-        for source in sources:
-            if not eagle3.is_eagle3(source):  # these folders have no tokenizer
-                other = _load_tokenizer(source, draft_revision, trust_remote_code)
-                unshared |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
+        tokenizer = load_tokenizer(target, revision, trust_remote_code)
+        with_tokenizer = [source for source in sources if not eagle3.is_eagle3(source)]
+        unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
         model = _load_model(target, big, None if device_map or quantization else device)
         small = [
             eagle3.load(Path(source), options["dtype"], model, device)
@@ -164,7 +158,7 @@ class ModelPair:
             options=EngineOptions(cuda_graphs, self_check),
             chat_template_options=dict(chat_template_options or {}),
             end_ids=None if end_ids is None else tuple(end_ids),
-            unshared=tuple(sorted(unshared)),
+            unshared=unshared,
         )
 
     @cached_property
@@ -175,8 +169,7 @@ class ModelPair:
     @cached_property
     def device(self) -> torch.device:
         """Where distributions are compared: the target's device when first asked (models of a pair stay where they are)."""
-        device: torch.device = self.target.device
-        return device
+        return self.target.device  # type: ignore[no-any-return]
 
     @property
     def devices(self) -> list[str]:
@@ -194,15 +187,10 @@ class ModelPair:
         return f"the {'target' if max_positions(self.target) == self.max_length else 'draft'}'s context of {self.max_length}"
 
     def check_has_draft(self, reader: str) -> None:
-        """Raises InputError, which says how one is made, if the pair has no draft model.
-
-        reader  what needs it
-        """
+        """Raises InputError, which says how one is made, if the pair has no draft model. reader: what needs it."""
         if not self.drafts:
-            command = draft_command(getattr(self.target, "name_or_path", "") or "TARGET")
-            raise InputError(
-                f"{reader} needs a draft model, the pair has none: give pair.draft=NAME, or make one: {command}"
-            )
+            advice = f"give pair.draft=NAME, or make one: {draft_command(getattr(self.target, 'name_or_path', '') or 'TARGET')}"
+            raise InputError(f"{reader} needs a draft model, the pair has none: {advice}")
 
     def fit(self, logits: Tensor) -> Tensor:
         """A draft's logits [..., V'] on the target's device and vocabulary [..., V], see `fit_logits`; -inf at `unshared`."""
@@ -221,18 +209,23 @@ class ModelPair:
         tokenizer: Any = self.tokenizer
         if tokenizer is None:
             raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
-        _check_unicode(prompt)
         try:
+            for text in [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt]:  # type: ignore[index]
+                text.encode("utf-8")  # type: ignore[union-attr]
             if isinstance(prompt, str):
                 ids = [int(token) for token in tokenizer(prompt).input_ids]
             else:
                 ids = encode_chat(tokenizer, prompt, self.chat_template_options)  # type: ignore[arg-type]
         except InputError:
             raise
-        except Exception as error:  # tokenizers and chat templates have errors of their own
+        except UnicodeEncodeError as error:  # half a character, of which there is no UTF-8
             raise InputError(
-                f"the prompt could not be encoded ({type(error).__name__}: {first_line(error)})"
-            ) from error
+                f"the prompt holds a lone surrogate ({error.object[error.start]!a} at character {error.start + 1}), which is "
+                "no Unicode text"
+            ) from None
+        except Exception as error:  # tokenizers and chat templates have errors of their own
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise InputError(f"the prompt could not be encoded ({reason})") from error
         warn_of_two_starts(tokenizer, ids)
         return ids
 
@@ -300,18 +293,6 @@ def _token_ids(prompt: Any) -> list[int]:
     raise InputError(f"expected a prompt as text, a list of token ids or a list of messages, got {got}")
 
 
-def _check_unicode(prompt: Any) -> None:
-    """Raises InputError for a lone surrogate: half a character, of which there is no UTF-8."""
-    for text in [prompt] if isinstance(prompt, str) else [str(turn.get("content", "")) for turn in prompt]:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"the prompt holds a lone surrogate ({text[error.start]!a} at character {error.start + 1}), which is no "
-                "Unicode text"
-            ) from None
-
-
 @checked
 def load_draft(
     source: str | Path | None,
@@ -322,10 +303,7 @@ def load_draft(
     trust_remote_code: bool = False,
     layers: Sequence[int] = (),
 ) -> Any:
-    """A draft without its target: training a head needs only the draft's states. Arguments as in `from_pretrained`.
-
-    layers  its `draft_layers`
-    """
+    """A draft without its target: training a head needs only its states. Arguments as in `from_pretrained`."""
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
@@ -338,7 +316,24 @@ def load_draft(
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder, a hub name, or toy/target."""
-    return _load_tokenizer(resolve(source), revision, trust_remote_code)
+    from transformers import AutoTokenizer
+
+    path = resolve(source)
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever their files make them raise
+        raise InputError(f"could not load a tokenizer from {path}: {first_line(error)}") from error
+
+
+def unshared_by(
+    tokenizer: Any, drafts: Sequence[str | Path], revision: str | None, trust_remote_code: bool
+) -> tuple[int, ...]:
+    """The tokens of a target's tokenizer that its drafts must not propose (`unshared_tokens`), by the drafts' tokenizers."""
+    tokens = set[int]()
+    for source in drafts:
+        other = load_tokenizer(source, revision, trust_remote_code)
+        tokens |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
+    return tuple(sorted(tokens))
 
 
 def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> None:
@@ -354,10 +349,8 @@ def unshared_tokens(target: Any, draft: Any, name: str = "the draft") -> list[in
     special = {index for tokenizer in (target, draft) for index in getattr(tokenizer, "added_tokens_decoder", {})}
     different = _different_tokens(target, draft, name, special)
     if different:
-        warnings.warn(
-            f"special tokens differ between target and {name}, which never proposes them: {', '.join(map(str, different))}",
-            RuntimeWarning,
-            stacklevel=1,
+        warn(
+            f"special tokens differ between target and {name}, which never proposes them: {', '.join(map(str, different))}"
         )
     return different
 
@@ -421,22 +414,12 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
-        raise InputError(
-            f"quantization={quantization} needs bitsandbytes: pip install 'acceptance-toolkit[quant]'"
-        ) from None
+        extra = "pip install 'acceptance-toolkit[quant]'"
+        raise InputError(f"quantization={quantization} needs bitsandbytes: {extra}") from None
     from transformers import BitsAndBytesConfig
 
     bits = BitsAndBytesConfig(load_in_8bit=quantization == "8bit", load_in_4bit=quantization == "4bit")
     return {"device_map": "auto", **options, "quantization_config": bits}
-
-
-def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever their files make them raise
-        raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
 
 
 def _load_model(source: str | Path, options: dict[str, Any], device: str | None, layers: Sequence[int] = ()) -> Any:

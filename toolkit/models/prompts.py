@@ -28,11 +28,9 @@ class Prompt:
     """One thing to respond to: either text (`prompt`) or a conversation (`messages`).
 
     id        unique among the prompts of a run; results are joined on it
-    prompt    the text, exactly as the models read it
     messages  role and content of each turn so far, for the tokenizer's chat template
     answer    what a response is checked against, if anything is known
     extra     whatever else the source says about the prompt
-
     Raises InputError unless there is an id and exactly one of a prompt and messages, neither of them empty.
     """
 
@@ -84,7 +82,6 @@ class PromptSource(ABC):
         """The prompts of the source itself; more than `limit` are cut."""
 
     def describe(self) -> str:
-        """The source in a few words, for error messages."""
         return type(self).__name__
 
 
@@ -141,16 +138,9 @@ def _parse(line: str) -> Prompt:
     id_ = row.pop("id", None)
     if isinstance(id_, bool) or not isinstance(id_, int | str | None):
         raise InputError(f"expected a number or a string as id, got {id_!r}")
-    if messages is not None and not (
-        isinstance(messages, list)
-        and all(isinstance(turn, dict) for turn in messages)
-        and all(isinstance(turn.get(key), str) for turn in messages for key in ("role", "content"))
-    ):
+    turns = messages if isinstance(messages, list) else [messages]
+    fits = (isinstance(turn, dict) and isinstance(turn.get(key), str) for turn in turns for key in ("role", "content"))
+    if messages is not None and not (isinstance(messages, list) and all(fits)):
         raise InputError('expected messages as a list of {"role": "...", "content": "..."}')
-    return Prompt(
-        id="" if id_ is None else str(id_),
-        prompt=prompt,
-        answer=None if answer is None else str(answer),
-        messages=None if messages is None else tuple(messages),
-        extra=row,
-    )
+    answer, messages = None if answer is None else str(answer), None if messages is None else tuple(messages)
+    return Prompt("" if id_ is None else str(id_), prompt, answer, messages, row)

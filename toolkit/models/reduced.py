@@ -1,11 +1,10 @@
 """Drafts with a reduced output vocabulary: the output layer has rows for V' of the V tokens, the others cannot be drawn.
 
 FR-Spec (arXiv:2502.14856) and EAGLE-3 (arXiv:2503.01840) do so because a small draft spends most of its time in the
-output layer. Every token can still be read. Logits are scattered into V with -inf elsewhere, before penalties and warping,
-so q is 0 there, and every lossless rule stays exact.
+output layer. Logits are scattered into V with -inf elsewhere, before penalties and warping, so every lossless rule stays exact.
 
-On disk: weights, and the base model's config as reduced_config.json. There is no config.json, so that a library which knows
-nothing of this refuses the folder instead of filling the output layer with random numbers.
+On disk: weights, and the base model's config as reduced_config.json. There is no config.json, so that other libraries refuse
+the folder instead of filling the output layer with random numbers.
 
 Shapes: V' kept tokens, V vocabulary, D hidden size.
 """
@@ -44,7 +43,6 @@ class ReducedOutput(nn.Module):
         return self.rows.weight
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits over the whole vocabulary."""
         logits = self.rows(states)
         return logits.new_full((*logits.shape[:-1], self.size), -torch.inf).index_copy(-1, self.kept, logits)
 
@@ -54,11 +52,8 @@ def most_frequent(
 ) -> list[int]:
     """Choose `count` of a draft's output tokens: the most frequent ones of responses (FR-Spec, section 3).
 
-    Tokens that are equally frequent there are ordered by frequency in the prompts, then by id: a byte-pair encoding numbers
-    its tokens by frequency. The tokens that end a text are among them.
-
-    texts  prompts and responses
-
+    Tokens that are equally frequent there are ordered by frequency in the prompts, then by id. The tokens that end a text are
+    among them.
     Raises InputError for a count that is not above the number of these ends, or above that of `tokens`.
     """
     ends = set(end_ids) & set(tokens)
@@ -132,7 +127,6 @@ def save(folder: Path, model: Any) -> None:
 
 
 def is_reduced(source: str | Path) -> bool:
-    """Whether a folder holds a model with a reduced vocabulary."""
     return (Path(source) / CONFIG).is_file()
 
 
@@ -145,8 +139,8 @@ def load(folder: Path, dtype: torch.dtype | str) -> Any:
     config = AutoConfig.for_model(**json.loads((folder / CONFIG).read_text("utf-8")))
     stored = state["lm_head.rows.weight"].dtype
     model: Any = AutoModelForCausalLM.from_config(config, dtype=stored if dtype == "auto" else dtype)
-    kept, width = state["lm_head.rows.weight"].shape
-    rows = nn.Linear(width, kept, bias="lm_head.rows.bias" in state, dtype=model.dtype)
+    num_rows, width = state["lm_head.rows.weight"].shape
+    rows = nn.Linear(width, num_rows, bias="lm_head.rows.bias" in state, dtype=model.dtype)
     _install(model, ReducedOutput(rows, state["lm_head.kept"], config.vocab_size))
     model.load_state_dict(state)
     model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
-from toolkit.models.pair import ModelPair, load_tokenizer, resolve, unshared_tokens
+from toolkit.models.pair import ModelPair, load_tokenizer, resolve, unshared_by
 
 LOADER = "toolkit.models.pair.ModelPair.from_pretrained"
 
@@ -36,17 +36,13 @@ def served_pair(config: Mapping[str, Any]) -> ModelPair:
     tokenizer = load_tokenizer(config["target"], revision, trust)
     draft = config.get("draft")
     sources = [*([draft] if isinstance(draft, str) else draft or ()), *(config.get("drafts") or ())]
-    unshared = [
-        unshared_tokens(tokenizer, load_tokenizer(source, draft_revision, trust), f"draft {source}")
-        for source in sources
-    ]
     return ModelPair(
         target=_described(config["target"], revision, trust),
         drafts=[_described(source, draft_revision, trust) for source in sources],
         tokenizer=tokenizer,
         name=config.get("name") or str(config["target"]),
         end_ids=config.get("end_ids"),
-        unshared=tuple(sorted(set().union(*unshared))),
+        unshared=unshared_by(tokenizer, sources, draft_revision, trust),
         chat_template_options=config.get("chat_template_options") or {},
     )
 

@@ -1,7 +1,6 @@
 """Teacher-forced passes: one forward pass over whole texts, no cache; p and q along them.
 
-Texts are padded on the right. A causal model's states do not depend on what follows, so the padding needs no mask; what
-comes out after a text's end means nothing.
+Texts are padded on the right. A causal model's states do not depend on what follows, so the padding needs no mask.
 
 Shapes: B texts, T longest text, V vocabulary, D hidden size, n tokens of a text that are looked at.
 """
@@ -58,10 +57,7 @@ def distributions_along(
     draft_temperature: float | None = None,
     positions: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """p and the first draft's q [n, V] of each produced token: `readings_along` of one draft.
-
-    draft_temperature  the draft's own; None: the sampling's
-    """
+    """p and the first draft's q [n, V] of each produced token. draft_temperature: the draft's own; None: the sampling's."""
     for reading in readings_along(pair, texts, sampling, positions):
         yield reading.target_probs, reading.draft_probs(draft_temperature)
 
@@ -75,8 +71,6 @@ def readings_along(
     num_drafts: int = 1,
 ) -> Iterator[TextReading]:
     """What the target and the first drafts of a pair say of each produced token given what precedes it, text by text.
-
-    One pass of every model over all texts; the tokens after the last one asked for are not read.
 
     texts      prompts and produced tokens, neither empty
     positions  per text the produced tokens that are looked at, from 0, in order; None: all
@@ -103,16 +97,13 @@ def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Te
 
 
 def picked(distributions: Tensor, tokens: Tensor) -> Tensor:
-    """Probabilities [n] of tokens [n] under distributions [n, V]."""
     return distributions.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def produced_logits(model: Any, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None) -> Tensor:
     """Unwarped logits [n, V] of produced tokens, one text after another, from one forward pass over all texts.
 
-    The output layer reads these positions alone, neither the prompts nor the padding. Gradients flow where they are enabled.
-
-    positions  per text the produced tokens that are looked at, from 0, in order; None: all
+    positions  per text the produced tokens that are looked at, from 0, in order; None: all. The output layer reads these alone
     """
     chosen = positions or [range(len(produced)) for _, produced in texts]
     reads = pad_right([[*a, *b[: max(where)]] for (a, b), where in zip(texts, chosen, strict=True)])

@@ -1,9 +1,7 @@
 """A client of one HTTP endpoint that takes and gives JSON: judges and remote targets answer through it.
 
-httpx carries requests and tenacity repeats them. A try ends in an answer or in one of three errors. `Silent`: another try
-may bring an answer (silence, dropped connections, "too many requests", faults of the server, answers that are not JSON).
-`Refused`: this one request is refused. `Wrong`: the address or the key is wrong, and no request will fare better. A redirect
-is an error: the key goes to no other address.
+A try ends in an answer or in one of three errors. `Silent`: another try may bring an answer. `Refused`: this one request is
+refused. `Wrong`: the address or the key is wrong. A redirect is an error, too: the key goes to no other address.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ LONGEST_REPLY = 2**22  # bytes
 
 
 class Silent(Exception):
-    """No answer came, and another try may bring one.
-
-    wait    how long the server asks for, in seconds
-    status  of HTTP, if there was one
-    """
+    """No answer came, and another try may bring one, after the seconds that the server asks for."""
 
     def __init__(self, reason: str, wait: float | None = None, status: int | None = None):
         super().__init__(reason)
@@ -60,11 +54,10 @@ class Wrong(InputError):
 class Client:
     """A client of one endpoint.
 
-    url      where requests go; `address` is the same for people: without a query
-    key      sent as a bearer token; None: nothing is sent
+    url      where requests go; `address` is the same without a query
+    key      sent as a bearer token
     seconds  one try may take, the answer's last byte included
-    who      how messages call it: "the judge"
-    mend     what `Wrong` says after the status
+    who      how messages call it: "the judge"; mend: what `Wrong` says after the status
     """
 
     def __init__(self, url: str, key: str | None, seconds: float, who: str, mend: str):
@@ -76,9 +69,8 @@ class Client:
         try:
             self._http = httpx.Client(headers=headers, limits=httpx.Limits(max_connections=None), trust_env=not here)
         except (ImportError, ValueError) as error:  # a proxy that httpx cannot use, with its own words
-            raise InputError(
-                f"{who} at {self.address}: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {first_line(error)}"
-            ) from None
+            proxies = "HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
+            raise InputError(f"{who} at {self.address}: {proxies}: {first_line(error)}") from None
 
     def post(self, body: Any) -> Any:
         """The answer to a request, parsed. Raises Silent, Refused or Wrong."""

@@ -1,8 +1,6 @@
 """One look for every figure: colours, sizes for one and two columns, and files in three formats.
 
-A figure is drawn on axes from `figure` and is on disk, whole, when the block ends. PNG is for the screen; PDF and SVG beside
-it are for print and editing. The same data give the same bytes. Nothing here needs a display, and no global setting stays
-changed.
+PNG is for the screen, PDF and SVG for print and editing. The same data give the same bytes. No global setting stays changed.
 """
 
 from __future__ import annotations
@@ -57,8 +55,7 @@ def figure(
 ) -> Iterator[Any]:
     """Axes [rows, columns] to draw on; at the end they are saved as `path` (.png), and as .pdf and .svg beside it.
 
-    width   one column of a two-column page, or both
-    aspect  height / width of the whole figure
+    width: one column of a two-column page, or both; aspect: height / width of the whole figure
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ from toolkit.errors import InputError
 NAME = re.compile(r"\{([^{}$]*)\}")
 KEY = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")  # of the config, and what stands for a missing one
 ABSENT = object()
+Stages = Mapping[str, Any] | None
 NAMED = re.compile(r"[A-Za-z]\w*")  # what may name a config, and is put into an override as it is
 
 
-def run_stages(
-    stages: Mapping[str, Any] | None, root_dir: Path | str, folders: Mapping[str, Path] | None = None
-) -> dict[str, Path]:
+def run_stages(stages: Stages, root_dir: Path | str, folders: Mapping[str, Path] | None = None) -> dict[str, Path]:
     """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
 
     Overrides can name the folder of an earlier stage, or of one in `folders`, in braces: 'responses="{responses}"'. For
@@ -42,9 +41,7 @@ def run_stages(
     return done
 
 
-def plan_stages(
-    stages: Mapping[str, Any] | None, root_dir: Path | str, folders: Mapping[str, Path] | None = None
-) -> dict[str, Path]:
+def plan_stages(stages: Stages, root_dir: Path | str, folders: Mapping[str, Path] | None = None) -> dict[str, Path]:
     """What `run_stages` would do: every stage composed, checked and printed, none run.
 
     Returns folders that are named after the stages and do not exist. Raises InputError for the first fault.
@@ -80,7 +77,6 @@ def _inherited(stage: Mapping[str, Any], config: Any, root_dir: Path | str) -> l
 
 
 def _composed(stage: Mapping[str, Any], folders: Mapping[str, Path], root_dir: Path | str, within: Any) -> Any:
-    """The composed config of one expanded stage."""
     overrides, inherit = stage.get("overrides", ()), stage.get("inherit", ())
     return compose_for(stage["config"], overrides, folders, root_dir, within, inherit)
 
@@ -98,8 +94,6 @@ def compose_for(
     within   a node of the config that the overrides come from. "${key}" is that config's text; so is
              "${oc.select:key,default}", or the default
     inherit  nodes of that config that replace the composed config's own, whole: [pair]
-
-    While the overrides are parsed, a mark stands for each folder; no text contains such a mark.
     """
     from omegaconf import OmegaConf
 
@@ -110,23 +104,25 @@ def compose_for(
     if root_dir is not None:
         words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
     config = configs.compose(config_name, words, checked=False)
-    filled = OmegaConf.create(marks.filled(OmegaConf.to_container(config, resolve=False)), flags={"struct": True})
+    content = _texts(marks.filled, OmegaConf.to_container(config, resolve=False))
+    filled = OmegaConf.create(content, flags={"struct": True})
     root = within._get_root() if OmegaConf.is_config(within) else {}
     for key in inherit:
         if root.get(key) is None or key not in filled:
             raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
-        filled[key] = OmegaConf.create(_literal(OmegaConf.to_container(root[key], resolve=True)))
+        inherited = _texts(configs.escaped, OmegaConf.to_container(root[key], resolve=True))
+        filled[key] = OmegaConf.create(inherited)  # "${" in a resolved text is not an interpolation
     check(filled, config_name, complete=False)
     return filled
 
 
-def _literal(value: Any) -> Any:
-    """A resolved container as it is written in a config: "${" in a text is not an interpolation."""
+def _texts(change: Callable[[str], str], value: Any) -> Any:
+    """A container with its texts changed."""
     if isinstance(value, dict):
-        return {key: _literal(part) for key, part in value.items()}
+        return {key: _texts(change, part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_literal(part) for part in value]
-    return configs.escaped(value) if isinstance(value, str) else value
+        return [_texts(change, part) for part in value]
+    return change(value) if isinstance(value, str) else value
 
 
 class _Marks:
@@ -136,7 +132,6 @@ class _Marks:
         self.folders, self.texts, self.key = folders, {}, f"text{secrets.token_hex(8)}n"  # type: ignore[var-annotated]
 
     def of(self, text: str) -> str:
-        """The mark of a text."""
         mark = f"{self.key}{len(self.texts)}x"
         self.texts[mark] = text
         return mark
@@ -160,15 +155,10 @@ class _Marks:
             return value if NAMED.fullmatch(value) and value.lower() not in configs.NOT_TEXT else self.of(value)
         return {None: "null"}.get(value, str(value))
 
-    def filled(self, value: Any) -> Any:
-        """A container with the texts in place of their marks; "${" in a text is not an interpolation."""
-        if isinstance(value, dict):
-            return {key: self.filled(part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [self.filled(part) for part in value]
-        if isinstance(value, str) and self.key in value:
-            for mark, text in self.texts.items():
-                value = value.replace(mark, configs.escaped(text))
+    def filled(self, value: str) -> str:
+        """A text with others in place of their marks; "${" in these is not an interpolation."""
+        for mark, text in self.texts.items():
+            value = value.replace(mark, configs.escaped(text))
         return value
 
 

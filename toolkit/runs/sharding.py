@@ -2,8 +2,7 @@
 
     python -m data_gen.traces -m responses=FOLDER world_size=4 rank=0,1,2,3 hydra/launcher=joblib
 
-`rank` and `world_size` are not part of the folder's name. A process that is run again makes what is missing of its own parts.
-With world_size=1 a process makes all that is missing. The joined result equals what one process would have made.
+A process that is run again makes what is missing of its own parts; with world_size=1, all that is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ def part_of(cfg: commands.Shared) -> str:
 
 
 def share(parts: Sequence[Part], cfg: commands.Shared) -> list[Part]:
-    """The parts that this process makes."""
     return [part for number, part in enumerate(parts) if number % cfg.world_size == cfg.rank]
 
 
@@ -40,9 +38,8 @@ def all_there(stage: Stage, paths: Sequence[Path], cfg: commands.Shared) -> bool
     missing = sum(not path.exists() for path in paths)
     if missing and cfg.world_size > 1:
         stage.leave()
-        print(
-            f"{stage.name}: rank {cfg.rank} of {cfg.world_size} is done; {missing} of {len(paths)} parts are not there yet"
-        )
+        rank = f"rank {cfg.rank} of {cfg.world_size}"
+        print(f"{stage.name}: {rank} is done; {missing} of {len(paths)} parts are not there yet")
     return not missing or cfg.world_size == 1
 
 

@@ -2,12 +2,10 @@
 
     python -m data_gen.responses ...  ->  command("responses", run)  ->  run(cfg) -> Path
 
-The folder is named by the stage and a hash of what determines its content: the config and the inputs. In the config,
-the content of weights, heads and prompts stands instead of their paths (`toolkit.config.identity`). Its manifest is written
-when work starts and again when it ends: config, versions, revision, command line, inputs and files with their hashes.
-Work of the same config is kept; work of another one is refused (StaleError). With `overwrite=true` the files that the
-stage has written are deleted (`toolkit.files.journal`), and nothing else. One process works in a folder at a time
-(`toolkit.files.lock`).
+The folder is named by the stage and a hash of what determines its content: the config, with contents instead of paths
+(`toolkit.config.identity`), and the inputs. Its manifest is written when work starts and again when it ends. Work of the same
+config is kept; work of another one is refused (StaleError). With `overwrite=true` the files that the stage has written are
+deleted (`toolkit.files.journal`), and nothing else. One process works in a folder at a time (`toolkit.files.lock`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -27,6 +26,7 @@ from toolkit import config as configs
 from toolkit.config.command_line import check_choices as check_choices
 from toolkit.config.command_line import prepare
 from toolkit.config.command_line import tidy_overrides as tidy_overrides
+from toolkit.config.commands import Command, OnPrompts
 from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_content
 from toolkit.errors import InputError, StaleError, interrupted
 from toolkit.files import digests, journal, lock
@@ -40,32 +40,34 @@ FREE_KEYS = ("paths", "overwrite", "batch_size", "logger", "progress", "ckpt_pat
 UNCHECKED = ("status", "time", "argv", "checksum")  # of a manifest: what its checksum does not cover
 SPARE = ("checkpoints/", "figures/")  # of a finished stage: nothing is lost with these
 SHOWN = 8  # names in a message
+Config = Command | Mapping[str, Any]  # of a stage: the composed one, or plain containers
 
 
 @dataclass
 class Stage:
     """An output folder under way.
 
-    identity  the config with contents instead of paths; `given` holds the paths, `models` what the hub's names stand for
     inputs    files the content depends on, with their hashes
+    contents  the config with contents instead of paths
     shared    several processes work in the folder, each on a part of its own
     """
 
     name: str
     folder: Path
-    identity: dict[str, Any]
-    inputs: dict[str, str] = field(default_factory=dict)
-    contents: Contents = field(default_factory=Contents)
+    inputs: dict[str, str]
+    contents: Contents
     shared: str = ""
 
     @property
+    def identity(self) -> dict[str, Any]:
+        return self.contents.identity
+
+    @property
     def manifest(self) -> dict[str, Any]:
-        """What the folder's manifest says now."""
         return read_manifest(self.folder)
 
     @property
     def finished(self) -> bool:
-        """Whether the work was done before."""
         return (self.folder / MANIFEST).exists() and self.manifest.get("status") == "finished"
 
     def start(self) -> None:
@@ -95,16 +97,9 @@ class Stage:
 
     def _write(self, status: str, facts: Mapping[str, Any]) -> None:
         lock.take(self.folder, self._lock)
-        manifest = {
-            "stage": self.name,
-            "status": status,
-            "config": self.identity,
-            "given": self.contents.given,
-            "models": self.contents.models,
-            "inputs": self.inputs,
-            **provenance(),
-            **facts,
-        }
+        manifest = {"stage": self.name, "status": status, "config": self.identity}
+        manifest |= {"given": self.contents.paths, "models": self.contents.models, "inputs": self.inputs}
+        manifest |= {**provenance(), **facts}
         write_json(self.folder / MANIFEST, {**manifest, "checksum": checksum(manifest)})
 
 
@@ -126,7 +121,7 @@ def read_manifest(folder: Path | str) -> dict[str, Any]:
 
 def open_stage(
     name: str,
-    cfg: Any,
+    cfg: Config,
     *,
     inputs: Sequence[Path | str] = (),
     ignore: Sequence[str] = (),
@@ -136,12 +131,11 @@ def open_stage(
 ) -> Stage:
     """The stage's output folder, made if new; kept if it holds work of this config; else StaleError.
 
-    inputs  files the content depends on; their hashes become part of the identity
-    ignore  top-level keys that do not determine the content, beside FREE_KEYS
-    shared  names this process's part where several work in one folder
+    inputs   files the content depends on; their hashes become part of the identity
+    ignore   top-level keys that do not determine the content, beside FREE_KEYS
+    shared   names this process's part where several work in one folder
     repairs  whether the stage finds its damaged files itself and makes them again: they count as missing
     follows  whether another process has opened the stage for this one, too: nothing is deleted, locked or begun
-
     Raises InputError if another process works there, the folder cannot be written, or a file of finished work is damaged.
     """
     stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), _overwrites(cfg)
@@ -177,7 +171,7 @@ def open_stage(
 
 
 def finished_stage(
-    name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = (), repairs: bool = False
+    name: str, cfg: Config, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = (), repairs: bool = False
 ) -> Stage | None:
     """The stage if it is finished, found without loading a model; None if there is work to do. Nothing is written.
 
@@ -192,9 +186,8 @@ def finished_stage(
         return None
 
 
-def asked(name: str, cfg: Any, keys: Sequence[str], **more: Any) -> str:
-    """A hash of the keys that do not name the stage's folder, with contents instead of paths, and of more that results
-    depend on."""
+def asked(name: str, cfg: Config, keys: Sequence[str], **more: Any) -> str:
+    """A hash of keys that do not name the stage's folder, with contents instead of paths, and of more that counts."""
     plain = configs.plain(cfg)
     return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}, name).identity)
 
@@ -205,14 +198,14 @@ def check_some_done(failed: int, total: int, reason: Any, folder: Path) -> None:
         raise InputError(f"every one of {total} prompts failed, first: {reason}; the rows are in {folder}")
 
 
-def _overwrites(cfg: Any) -> bool:
+def _overwrites(cfg: Config) -> bool:
     value = configs.plain(cfg).get("overwrite", False)
     if not isinstance(value, bool):
         raise InputError(f"overwrite: expected true or false, got {value!r}")
     return value
 
 
-def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequence[str], ask: bool = False) -> Stage:
+def _described(name: str, cfg: Config, inputs: Sequence[Path | str], ignore: Sequence[str], ask: bool = False) -> Stage:
     """The stage of a config: its identity, and its folder, which need not be there.
 
     Raises InputError if an input is not what its stage has written.
@@ -225,7 +218,7 @@ def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequen
     for path, digest in zip(paths, digests.digests(paths), strict=True):
         journal.check_digest(path, digest)
         hashes[str(path)] = digest[:16]
-    stage = Stage(name, Path(), contents.identity, hashes, contents)
+    stage = Stage(name, Path(), hashes, contents)
     if contents.unresolved:
         pattern = output_dir(name, plain, "*")  # the models are not known here: any folder may hold this work
         for folder in sorted(pattern.parent.glob(pattern.name)) if pattern.name.endswith("*") else [pattern]:
@@ -234,7 +227,7 @@ def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequen
                 return stage
         if ask:
             contents = contents_of(counted, name, ask=True)
-            stage = Stage(name, Path(), contents.identity, hashes, contents)
+            stage = Stage(name, Path(), hashes, contents)
     stage.folder = output_dir(name, plain, content_hash([contents.identity, sorted(hashes.values())]))
     return stage
 
@@ -246,9 +239,8 @@ def _is_done(stage: Stage, repairs: bool = False) -> bool:
     old = read_manifest(stage.folder)
     reason = _difference(stage.name, old, stage)
     if reason is not None:
-        raise StaleError(
-            f"{stage.folder} holds other work: {reason}; choose another paths.output_dir or overwrite=true"
-        )
+        advice = "choose another paths.output_dir or overwrite=true"
+        raise StaleError(f"{stage.folder} holds other work: {reason}; {advice}")
     if old.get("status") != "finished":
         return False
     files = {name: digest for name, digest in (old.get("files") or {}).items() if not name.startswith(SPARE)}
@@ -294,7 +286,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def prompt_files(cfg: Any) -> list[str]:
+def prompt_files(cfg: OnPrompts) -> list[str]:
     """The local prompts file of a config, if it names one: an input whose content counts."""
     path = configs.plain(cfg.prompts).get("path")
     return [] if path is None or not Path(path).is_file() else [str(path)]
@@ -315,36 +307,27 @@ def output_dir(name: str, plain: Mapping[str, Any], identity_hash: str) -> Path:
 
 
 def provenance() -> dict[str, Any]:
-    """Command line, versions, code revision, time."""
-    versions = {}
+    versions = dict.fromkeys(PACKAGES, "not installed")
     for package in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "argv": sys.argv,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {platform.system()}",
-        "versions": versions,
-        "revision": revision(),
-    }
+    machine = {"python": platform.python_version(), "machine": f"{platform.machine()}, {platform.system()}"}
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"argv": sys.argv, "time": time, **machine, "versions": versions, "revision": revision()}
 
 
 @cache
 def revision() -> str:
     """The code's git revision, with + if the tree has changes; "unknown" outside a checkout. Read once per process."""
     here = Path(__file__).resolve().parent
+    options: dict[str, Any] = {"cwd": here, "capture_output": True, "text": True, "check": True}
     try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
-        )
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **options)
         status = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command
-        dirty = subprocess.run(status, cwd=here, capture_output=True, text=True, check=True)
+        changes = subprocess.run(status, **options)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
 
 
 def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, Path], float] | None = None) -> None:
@@ -394,9 +377,9 @@ def one_line(error: Exception) -> str | None:
     if isinstance(error, InputError):
         return str(error)
     reason, file = write_failure(error), getattr(error, "filename", None)
-    if reason is None or getattr(error, "errno", None) is None:
+    if getattr(error, "errno", None) is None:
         return None
-    return f"could not read or write {file}: {reason}" if file else str(reason)
+    return f"could not read or write {file}: {reason}" if file else reason
 
 
 def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
@@ -414,19 +397,15 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     ]
     contents = [key for key in changed if is_content(before.get(key)) and is_content(now.get(key))]
     for key in changed:
-        if key not in contents:
-            return f"{key} was {_quoted(before, old, key)}, is {_quoted(now, {'given': stage.contents.given}, key)}"
+        if key not in contents:  # what the config said, a path or name, if there was one
+            was = (old.get("given") or {}).get(key, before.get(key))
+            return f"{key} was {was!r}, is {stage.contents.paths.get(key, now.get(key))!r}"
     if sorted(old.get("inputs", {}).values()) != sorted(stage.inputs.values()):
         files = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
         return f"its inputs have changed ({', '.join(files) or 'fewer than before'})"
     if contents:
-        return f"{contents[0]} has other content ({stage.contents.given.get(contents[0], 'weights or files')})"
+        return f"{contents[0]} has other content ({stage.contents.paths.get(contents[0], 'weights or files')})"
     return None
-
-
-def _quoted(values: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
-    """A value for a message: the path or name that the config gave, if there was one."""
-    return repr((manifest.get("given") or {}).get(key, values.get(key)))
 
 
 def job_dir() -> Path:

@@ -1,23 +1,16 @@
-"""Progress of rows that are being decoded: in tokens, from the first round on, with an estimate of what is left.
+"""Progress of rows that are being decoded, in tokens, with an estimate of what is left.
 
-How long a row becomes is known when it ends. Until then rows count as memoryless: a row's expected rest is the tokens made so
-far over the rows that have ended (the maximum-likelihood mean of censored lengths), and no more than the limit leaves.
+Until a row ends it counts as memoryless: its expected rest is the tokens made so far over the rows that have ended (the
+maximum-likelihood mean of censored lengths), and no more than the limit leaves.
 """
 
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 
 class TokenBar:
-    """A bar over the tokens of some rows.
-
-    title     what the bar and the line before it are called
-    num_rows  rows to be made
-    most      the longest a row can become, in tokens
-    work      a line printed before the work begins; None: rows and tokens at most
-    """
+    """A bar over the tokens of some rows, each of at most `most`; work: a line that is printed before."""
 
     def __init__(self, title: str, num_rows: int, most: int, work: str | None = None):
         from tqdm.auto import tqdm
@@ -31,11 +24,10 @@ class TokenBar:
     def __enter__(self) -> TokenBar:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.close()
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
         self.bar.write(line, file=sys.stderr)
 
     def skip(self, count: int) -> None:
@@ -50,7 +42,6 @@ class TokenBar:
         self.bar.update(count)
 
     def row(self, _: object = None) -> None:
-        """One more row has ended."""
         self.ended += 1
         self._show()
 

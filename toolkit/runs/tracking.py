@@ -38,16 +38,9 @@ UNNAMED = (
     "paths", "hydra", "logger", "overwrite", "track", "tags", "ckpt_path", "before", "after", "batch_size", "export",
 )  # fmt: skip  # keys that do not say what sets a run apart
 LINKS = ("latest-run", "debug.log", "debug-internal.log")  # that wandb makes beside its runs
-SPELLINGS: dict[str, Mode] = {
-    "online": "online",
-    "run": "online",
-    "shared": "online",
-    "offline": "offline",
-    "dryrun": "offline",
-    "disabled": "disabled",
-}
-
-
+MODES: tuple[Mode, ...] = ("online", "offline", "disabled")
+OTHER_MODES: dict[str, Mode] = {"run": "online", "shared": "online", "dryrun": "offline"}
+SPELLINGS: dict[str, Mode] = OTHER_MODES | {mode: mode for mode in MODES}
 _tags: tuple[str, ...] = ()  # of the experiment under way
 
 
@@ -92,7 +85,7 @@ def wandb_run(
 ) -> Iterator[Any]:
     """A run around a stage; finished in any case, with exit code 1 if the stage raised.
 
-    job_type  the stage's name; the run's first tag, too; config: plain containers
+    job_type  the stage's name; the run's first tag, too
     folder    the run's files go to <folder>/wandb, which run it is to <folder>/wandb_run.json
     group     None: WANDB_RUN_GROUP, the experiment, the sweep, or the name of the folder above
     tags      more of them, beside the experiment's (`tagged`); track: False: no run
@@ -102,12 +95,12 @@ def wandb_run(
     Yields the wandb run, or None if there is none to log to; the `log_*` functions below take either.
     """
     mode = (mode or wandb_mode()) if track else "disabled"
-    if mode == "online" and (reason := unreachable()):
-        print(f"wandb: {reason}; this run is logged offline")
-        mode = "offline"
     if mode == "disabled":
         yield None
         return
+    if mode == "online" and (reason := unreachable()):
+        print(f"wandb: {reason}; this run is logged offline")
+        mode = "offline"
     from hydra.core.hydra_config import HydraConfig
 
     folder = Path(folder)
@@ -150,9 +143,8 @@ def overrides_name(words: Sequence[str] | None = None, name: str = "", without: 
     if words is None:
         from hydra.core.hydra_config import HydraConfig
 
-        words = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
-        if varied := _varied():
-            words = [word for word in words if word.lstrip("+~").partition("=")[0] in varied]
+        words, varied = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [], _varied()
+        words = [word for word in words if not varied or word.lstrip("+~").partition("=")[0] in varied]
     parts = [name]
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
@@ -223,11 +215,8 @@ def log_folder(run: Any, name: str, kind: str, path: Path | str) -> None:
 
 def parameter_counts(models: Mapping[str, Any]) -> dict[str, int]:
     """`parameters/<name>` of each model; one that has no parameters (a table) counts 0."""
-    counts = {}
-    for name, model in models.items():
-        held = model.parameters() if hasattr(model, "parameters") else ()
-        counts[f"parameters/{name}"] = sum(int(values.numel()) for values in held)
-    return counts
+    weights = {name: model.parameters() if hasattr(model, "parameters") else () for name, model in models.items()}
+    return {f"parameters/{name}": sum(int(tensor.numel()) for tensor in tensors) for name, tensors in weights.items()}
 
 
 def log_table(run: Any, name: str, frame: Any) -> None:
@@ -247,8 +236,8 @@ def log_image(run: Any, name: str, path: Path | str) -> None:
 def log_scatter(run: Any, name: str, frame: Any, x: str, y: str, title: str, by: str = "method") -> None:
     """Two columns of a table as a custom chart, one colour per value of the column `by`.
 
-    The chart's specification lies on the server, under a team or user (`scatter_preset`). Where that is not known, for
-    offline runs without WANDB_ENTITY, it is W&B's own scatter, which has one colour; the column is in its table.
+    Its specification lies on the server, under a team or user. Where that is not known, for offline runs without
+    WANDB_ENTITY, it is W&B's own scatter, which has one colour.
     """
     if run is not None:
         import wandb
@@ -260,10 +249,9 @@ def log_scatter(run: Any, name: str, frame: Any, x: str, y: str, title: str, by:
 
 def scatter_preset(run: Any) -> str:
     """The name of our scatter plot's specification for this run, put on the server if it is not there yet."""
-    entity = os.environ.get("WANDB_ENTITY") if run.settings._offline else run.entity
-    if not entity:
-        return PLAIN_SCATTER
-    return f"{entity}/{CHART}" if run.settings._offline or register_chart(entity) else PLAIN_SCATTER
+    offline = run.settings._offline
+    entity = os.environ.get("WANDB_ENTITY") if offline else run.entity
+    return f"{entity}/{CHART}" if entity and (offline or register_chart(entity)) else PLAIN_SCATTER
 
 
 @cache
@@ -283,9 +271,8 @@ def register_chart(entity: str) -> bool:
     except Exception as error:  # the client's kinds, the server's words
         if "exist" in str(error).lower():
             return True
-        print(
-            f"wandb: the chart {CHART} could not be put on the server ({first_line(error)}); scatter plots have one colour"
-        )
+        reason = f"the chart {CHART} could not be put on the server ({first_line(error)})"
+        print(f"wandb: {reason}; scatter plots have one colour")
         return False
     return True
 
@@ -341,9 +328,8 @@ def _table(frame: Any) -> Any:
     columns = []
     for name in frame.columns:
         values = [None if isinstance(value, float) and value != value else value for value in frame[name].tolist()]
-        numbers = all(isinstance(value, bool | int | float) for value in values if value is not None)
-        columns.append(
-            values if numbers else [None if value is None else html.escape(str(value), quote=False) for value in values]
-        )
+        if not all(isinstance(value, bool | int | float | None) for value in values):
+            values = [None if value is None else html.escape(str(value), quote=False) for value in values]
+        columns.append(values)
     names: list[Any] = [str(name) for name in frame.columns]
     return wandb.Table(columns=names, data=[list(row) for row in zip(*columns, strict=True)])

@@ -1,21 +1,30 @@
 """A search: Optuna proposes trials and gets their scores. A journal keeps them, so an interrupted search goes on.
 
+It writes trials.csv (a line per trial), best.json and search.png.
+
 What varies is read from overrides: `depth=0,1,3`, `range(1,9)`, `interval(.1,.9)`, `tag(log,interval(1e-5,1e-2))`.
 """
 
 from __future__ import annotations
 
+import csv
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pandas as pd
+
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
-from toolkit.files.atomic import content_hash
+from toolkit.files.atomic import content_hash, read_json, write_json, write_text
+from toolkit.files.text import lines_of
+from toolkit.runs.stage import OUTPUT
 
 JOURNAL = "search.journal"
+NO_CHOICE = ("oracle", "upper_bound", "autoregressive")  # methods that are not searched for
 
 
 @dataclass
@@ -67,15 +76,11 @@ class Search:
 
     def in_state(self, *names: str) -> list[Any]:
         """Trials in these states of Optuna, in order; those that a kill has left without all parameters are passed over."""
-        return [
-            trial
-            for trial in self.study.trials
-            if trial.state.name in names and trial.params.keys() == self.space.keys()
-        ]
+        trials = [trial for trial in self.study.trials if trial.state.name in names]
+        return [trial for trial in trials if trial.params.keys() == self.space.keys()]
 
     @property
     def left(self) -> int:
-        """Trials that have not ended yet."""
         return max(self.settings.trials - len(self.in_state("COMPLETE", "FAIL")), 0)
 
     def ask(self) -> list[Any]:
@@ -103,9 +108,8 @@ def read_space(words: Sequence[str], loader: Any = None) -> tuple[dict[str, Any]
 
     values: dict[str, Any] = {}
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
-    for key, override in {
-        override.get_key_element(): override for override in parsed
-    }.items():  # the last of a key wins
+    last = {override.get_key_element(): override for override in parsed}  # of a key
+    for key, override in last.items():
         swept: Any = override.value()
         log = "log" in getattr(swept, "tags", ())
         try:
@@ -124,3 +128,56 @@ def read_space(words: Sequence[str], loader: Any = None) -> tuple[dict[str, Any]
     if not space:
         raise InputError("nothing varies: expected KEY=A,B or 'KEY=interval(LOW,HIGH)' on the command line, with -m")
     return space, [value for value in values.values() if isinstance(value, str)]
+
+
+def scores_of(job: Any, folder: Path, names: Sequence[str]) -> list[float] | Exception:
+    """The scores of a job of Hydra's, the number that it returns if there are no names; or why it has none."""
+    try:
+        value = job.return_value  # raises what the job has raised
+        home = folder / job.hydra_cfg.hydra.sweep.subdir
+        return read_scores(Path(read_json(home / OUTPUT)["folder"]), names) if names else [float(value)]
+    except Exception as error:  # whatever it is, the search goes on
+        return error
+
+
+def read_scores(folder: Path, names: Sequence[str]) -> list[float]:
+    """These scores of an output folder. Raises InputError if one is missing, or there are several settings."""
+    files = [folder / name for name in ("metrics.json", "summary.json")]  # of trainings and of decoding
+    values = {key: value for file in files if file.is_file() for key, value in read_json(file).items()}
+    if not values and (path := folder / "summary.csv").is_file():  # of a sweep: a line per setting
+        table = pd.read_csv(path)
+        rows = table[~table.method.isin(NO_CHOICE)]
+        if len(rows) != 1:
+            raise InputError(f"{path}: expected one setting to score (a grid of one), got {len(rows)}")
+        values = rows.select_dtypes("number").iloc[0].to_dict()
+    scores = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+    for name in names:
+        if name not in scores:
+            there = f"{sorted(scores)} (the scores in {folder})"
+            raise InputError(f"hydra.sweeper.metrics: expected of {there}, got {name}")
+    return [scores[name] for name in names]
+
+
+def write_results(search: Search) -> list[dict[str, str]]:
+    """Write what is known so far; returns the lines of the table."""
+    names, best, errors = search.settings.names, search.study.best_trials, search.study.user_attrs
+    lines = []
+    for trial in search.in_state("COMPLETE", "FAIL"):
+        scores = dict(zip(names, trial.values or [None] * len(names), strict=True))
+        failed = f"failed: {errors.get(f'error {trial.number}', 'its score is not a number')}"
+        marks = {"best": "yes" if trial in best else "", "status": failed if trial.values is None else "done"}
+        lines.append({"trial": trial.number, **trial.params, **scores, **marks})
+    text = pd.DataFrame(lines).to_csv(index=False, float_format="%.6g")
+    write_text(search.folder / "trials.csv", text)
+    scored = [(trial, dict(zip(names, trial.values, strict=True))) for trial in best]
+    facts = [{"trial": trial.number, "params": trial.params, "scores": scores} for trial, scores in scored]
+    write_json(search.folder / "best.json", facts)
+    if best and len(names) <= 2 and not search.left:
+        from optuna.visualization import matplotlib as plots
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # names of scores and these figures count as experimental
+            search.study.set_metric_names(names)
+            plot: Any = plots.plot_pareto_front if len(names) == 2 else plots.plot_optimization_history
+            plot(search.study).figure.savefig(search.folder / "search.png")
+    return list(csv.DictReader(lines_of(text)))

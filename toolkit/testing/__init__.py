@@ -106,13 +106,13 @@ def tiny_eagle3(
 ) -> Eagle3:
     """A random EAGLE-3 draft for a tiny target, on its device; forty tokens have an output row, in any order."""
     generator, base = torch.Generator().manual_seed(seed), target.config
-    kept = torch.randperm(base.vocab_size, generator=generator)[:40] if kept is None else kept
+    tokens = torch.randperm(base.vocab_size, generator=generator)[:40] if kept is None else kept
     config = hf.AutoConfig.for_model(
         family, vocab_size=base.vocab_size, hidden_size=16, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
         head_dim=4, num_hidden_layers=1, max_position_embeddings=512,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
-    draft: Any = Eagle3(config, layers, len(layers) * base.hidden_size, kept, flags).to(target.dtype)
+    draft: Any = Eagle3(config, layers, len(layers) * base.hidden_size, tokens, flags).to(target.dtype)
     for parameter in draft.parameters():
         parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     frozen: Eagle3 = draft.to(target.device).requires_grad_(False).eval()
@@ -128,7 +128,6 @@ def table_pair(device: torch.device | str = "cpu") -> ModelPair:
 
 
 def ragged_prompts(count: int, vocab_size: int = 97) -> list[list[int]]:
-    """Token ids of very different lengths."""
     generator = torch.Generator().manual_seed(7)
     lengths = [(3, 9, 1, 12, 22, 4, 6)[i % 7] for i in range(count)]
     return [torch.randint(6, vocab_size, (n,), generator=generator).tolist() for n in lengths]
@@ -170,12 +169,6 @@ def save_checkpoint(folder: Path, hidden_size: int, seed: int, words: str | None
 # -- what a session should hold ---------------------------------------------------------------------------------------
 
 
-def plain_logits(model: Any, tokens: list[int]) -> Tensor:
-    """Logits [V] after the last token, by one uncached run of the model's own."""
-    logits: Tensor = model(torch.tensor([tokens], device=model.device), use_cache=False).logits
-    return logits[0, -1]
-
-
 Known = dict[tuple[int, ...], Tensor]  # plain logits by text
 
 
@@ -187,7 +180,8 @@ def difference(model: Any, logits: Tensor, texts: list[list[int]], cached: Known
     cached = {} if cached is None else cached
     for text in map(tuple, texts):
         if text not in cached:
-            cached[text] = plain_logits(model, list(text))
+            tokens = torch.tensor([text], device=model.device)
+            cached[text] = model(tokens, use_cache=False).logits[0, -1]
     reference = torch.stack([cached[tuple(text)] for text in texts])
     return float((logits - reference).abs().max() / reference.abs().max().clamp(min=1))
 
@@ -205,7 +199,6 @@ class ExpectedTree:
             nodes += zip(row_tokens, row_parents, strict=True)
 
     def path(self, row: int, node: int) -> list[int]:
-        """Node ids from the root to a node."""
         ids = []
         while node >= 0:
             ids.append(node)
@@ -232,9 +225,8 @@ class ExpectedTree:
 def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, most: int = 5) -> None:
     """Rows of a batch of three behave like three batches of one, and only what a `Step` names is read.
 
-    Raises AssertionError otherwise. A policy that reads more of a live step, such as `probs`, cannot be replayed.
-
-    policy  bound (`StoppingPolicy.bind`), its heads for states of `hidden_size`, if it has any
+    Raises AssertionError otherwise. A policy that reads more of a live step, such as `probs`, cannot be replayed. It is bound
+    (`StoppingPolicy.bind`), its heads are for states of `hidden_size`.
     """
     generator = torch.Generator().manual_seed(0)
     together = policy.init(3, torch.device("cpu"))

@@ -1,31 +1,25 @@
 """Small Llamas grown to the shape of large ones that compute the same function. For benchmarks, nothing else.
 
-A speed-up depends on what a forward pass costs and on which tokens are accepted. Checkpoints that are large *and* agree with
-a small draft have to be downloaded. A padded toy target has the distributions of the toy target at the cost of its new
-shape.
-
-What is padded with what, so that no logit changes (up to rounding):
+A padded toy target has the distributions of the toy target at the cost of its new shape. What is padded with what, so that no
+logit changes (up to rounding):
 
     hidden size      zeros in whatever writes to the residual stream (embeddings, o_proj, down_proj). RMSNorm divides by
-                     the root mean square over all D entries. With d of them alive that is sqrt(d/D) of the source's. So
-                     norm weights are multiplied by sqrt(d/D) and epsilon by d/D
+                     the root mean square over all D entries, which with d of them alive is sqrt(d/D) of the source's: norm
+                     weights are multiplied by sqrt(d/D) and epsilon by d/D
     heads, neurons   random q, k, v, gate and up rows whose columns of o_proj and down_proj are zero
     head size        rotary pairs keep their frequencies: pair i goes to i * (new / old). The added key rows are zero;
                      queries are multiplied by sqrt(new / old) to undo the smaller attention scale
     layers           random ones after the source's, with o_proj and down_proj zero: they add nothing
     vocabulary       rows with a bias that makes the added tokens impossible (`save_pretrained` loses it)
 
-The cost is real: dense kernels multiply a zero like any other number, so a forward pass takes the time of its shape. Two
-things still flatter a padded model. Zeros toggle fewer bits, so it draws less power, and a device at its power limit
-clocks higher: do not report joules. And its vocabulary is the source's unless `vocab_size` says otherwise.
-In bfloat16 or float16 the rescaled weights round differently from the source's: distributions agree as far as those formats do.
+Dense kernels multiply a zero like any other number, so a forward pass takes the time of its shape. Zeros toggle fewer bits, so
+do not report joules. In bfloat16 or float16 the rescaled weights round differently from the source's.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,14 +64,11 @@ def pad_model(
 ) -> Any:
     """A larger Llama that computes the same logits as `model`; `model` stays as it is.
 
-    hidden_size, intermediate_size, num_layers  of the new model, none smaller than the source's
     num_heads      None: enough to fill the hidden size
     num_kv_heads   None: the source's number of query heads per key-value head
-    head_dim       a multiple of the source's; None: the same
-    vocab_size     None: the same
+    head_dim       a multiple of the source's; None, as of the other sizes: the same
     device, dtype  where and in which format it is built, once: 8b takes 13 GiB in bfloat16; None: the source's
     seed           of the random weights that reach no output
-
     Raises InputError if `model` is not a Llama, or does not fit into the new shape.
     """
     from transformers import AutoModelForCausalLM
@@ -114,21 +105,13 @@ def padded_pair(
     seed: int = 0,
     **options: Any,
 ) -> ModelPair:
-    """A pair of padded models: the toy pair's, or any Llamas'.
-
-    target, draft, options       as in `ModelPair.from_pretrained`
-    target_preset, draft_preset  names in PRESETS; None: not padded. Heads trained on a draft do not fit its padded form
-    """
+    """A pair of padded models; options: of `ModelPair.from_pretrained`; None as a preset: not padded."""
     pair = ModelPair.from_pretrained(target, draft, device=device, dtype=dtype, **options)
-    sizes = "-".join(preset for preset in (target_preset, draft_preset) if preset)
-    return replace(
-        pair,
-        target=pad_to_preset(pair.target, target_preset, seed),
-        draft=None,
-        drafts=[pad_to_preset(model, draft_preset, seed) for model in pair.drafts],
-        name=f"{pair.name}-{sizes}" if sizes else pair.name,
-        head=pair.head if draft_preset is None else None,
-    )
+    name = "-".join([pair.name, *filter(None, (target_preset, draft_preset))])
+    target_model = pad_to_preset(pair.target, target_preset, seed)
+    drafts = [pad_to_preset(model, draft_preset, seed) for model in pair.drafts]
+    head = pair.head if draft_preset is None else None
+    return replace(pair, target=target_model, draft=None, drafts=drafts, name=name, head=head)
 
 
 def pad_to_preset(model: Any, preset: str | None, seed: int = 0) -> Any:
@@ -198,20 +181,6 @@ def _copies(group: int, new_group: int) -> int:
     return math.ceil(group / new_group)
 
 
-# -- building ---------------------------------------------------------------------------------------------------------
-
-
-def _readers(layer: Any) -> Iterator[nn.Linear]:
-    """The projections that read the residual stream."""
-    attention, mlp = layer.self_attn, layer.mlp
-    yield from (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
-
-
-def _writers(layer: Any) -> Iterator[nn.Linear]:
-    """The projections that add to the residual stream."""
-    yield from (layer.self_attn.o_proj, layer.mlp.down_proj)
-
-
 def _fill_dead(model: Any, source: Any, seed: int) -> None:
     """Fill with zeros whatever would reach the output, and with random numbers everything else."""
     generator = torch.Generator(model.device).manual_seed(seed)
@@ -220,11 +189,14 @@ def _fill_dead(model: Any, source: Any, seed: int) -> None:
     if not model.config.tie_word_embeddings:
         model.lm_head.weight.normal_(0.0, spread, generator=generator)
     for layer in model.model.layers:
-        for linear in _readers(layer):
+        attention, mlp = layer.self_attn, layer.mlp
+        readers = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
+        writers = (attention.o_proj, mlp.down_proj)  # they add to the residual stream
+        for linear in readers:
             linear.weight.normal_(0.0, spread, generator=generator)
-        for linear in _writers(layer):
+        for linear in writers:
             linear.weight.zero_()
-        for linear in (*_readers(layer), *_writers(layer)):
+        for linear in (*readers, *writers):
             if linear.bias is not None:
                 linear.bias.zero_()
     shrink = math.sqrt(source.hidden_size / model.config.hidden_size)
@@ -236,9 +208,6 @@ def _norms(model: Any) -> list[Any]:
     """All RMSNorms: two per layer, in order, and the last one."""
     inner = [norm for layer in model.model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     return [*inner, model.model.norm]
-
-
-# -- the source's weights ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -269,9 +238,7 @@ class _Positions:
         new_heads = (kv_head * copies + member // new_group) * new_group + member % new_group
         new_kv_heads = torch.arange(source.num_key_value_heads * copies)
         first = torch.arange(source.head_dim // 2) * (padded.head_dim // source.head_dim)
-        inside = torch.cat(
-            [first, first + padded.head_dim // 2]
-        )  # so that rotary pairs (i, i + size/2) keep their frequency
+        inside = torch.cat([first, first + padded.head_dim // 2])  # rotary pairs (i, i + size/2) keep their frequency
         is_free = torch.ones(padded.head_dim, dtype=torch.bool)
         is_free[inside] = False
         positions = cls(
@@ -291,33 +258,29 @@ def _rows(heads: Tensor, inside: Tensor, size: int) -> Tensor:
 
 
 def _copy_live(padded: Any, model: Any) -> None:
-    """Write the source's weights to their positions."""
     source, config, device = model.config, padded.config, padded.device
     positions = _Positions.of(source, config, device)
+    query_scale = math.sqrt(config.head_dim / source.head_dim)
     tokens = torch.arange(source.vocab_size, device=device)
     _put(padded.model.embed_tokens.weight, model.model.embed_tokens.weight, tokens, positions.hidden)
     if not config.tie_word_embeddings:
         _put(padded.lm_head.weight, model.lm_head.weight, tokens, positions.hidden)
     for layer, original in zip(padded.model.layers, model.model.layers, strict=False):
-        _copy_layer(layer, original, positions, math.sqrt(config.head_dim / source.head_dim))
+        new, old, mlp, old_mlp = layer.self_attn, original.self_attn, layer.mlp, original.mlp
+        _put_linear(new.q_proj, old.q_proj, positions.queries, positions.hidden, scale=query_scale)
+        new.k_proj.weight[positions.idle_keys] = 0.0  # whatever the queries hold there, it adds nothing to the scores
+        for name in ("k_proj", "v_proj"):
+            _put_linear(getattr(new, name), getattr(old, name), positions.keys, positions.hidden, positions.key_sources)
+        _put_linear(new.o_proj, old.o_proj, positions.hidden, positions.queries)
+        for name in ("gate_proj", "up_proj"):
+            _put_linear(getattr(mlp, name), getattr(old_mlp, name), positions.neurons, positions.hidden)
+        _put_linear(mlp.down_proj, old_mlp.down_proj, positions.hidden, positions.neurons)
     shrink = math.sqrt(source.hidden_size / config.hidden_size)
     norm_indices = [*range(2 * source.num_hidden_layers), -1]
     norms = _norms(padded)
     for index, norm in zip(norm_indices, _norms(model), strict=True):
         scaled = (norm.weight.double() * shrink).to(device, padded.dtype)
         norms[index].weight[positions.hidden] = scaled
-
-
-def _copy_layer(layer: Any, original: Any, positions: _Positions, query_scale: float) -> None:
-    new, old = layer.self_attn, original.self_attn
-    _put_linear(new.q_proj, old.q_proj, positions.queries, positions.hidden, scale=query_scale)
-    new.k_proj.weight[positions.idle_keys] = 0.0  # whatever the queries hold there, it adds nothing to the scores
-    for name in ("k_proj", "v_proj"):
-        _put_linear(getattr(new, name), getattr(old, name), positions.keys, positions.hidden, positions.key_sources)
-    _put_linear(new.o_proj, old.o_proj, positions.hidden, positions.queries)
-    for name in ("gate_proj", "up_proj"):
-        _put_linear(getattr(layer.mlp, name), getattr(original.mlp, name), positions.neurons, positions.hidden)
-    _put_linear(layer.mlp.down_proj, original.mlp.down_proj, positions.hidden, positions.neurons)
 
 
 def _put_linear(
@@ -337,5 +300,4 @@ def _put_linear(
 
 
 def _put(weight: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> None:
-    """weight[rows, columns] = values, in the weight's format."""
     weight[rows.unsqueeze(1), columns] = values.to(weight.device, weight.dtype)

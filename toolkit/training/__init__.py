@@ -4,6 +4,6 @@ from toolkit.training.checkpoints import Checkpoints, EarlyStop
 from toolkit.training.data import MixedData
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.module import HeadTraining, PrereadTraining
-from toolkit.training.recorded_positions import TracedData
+from toolkit.training.recorded import TracedData
 
 __all__ = ["Checkpoints", "EarlyStop", "HeadTraining", "MixedData", "PrereadTraining", "TracedData", "WeightedBCE"]

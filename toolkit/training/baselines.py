@@ -1,11 +1,10 @@
-"""Simpler predictors to compare a head with: a linear probe on the same states, and the draft's confidence in the token.
-
-All three are compared by AUROC and by calibrated log loss (`toolkit.acceptance.calibration.scores`), on the same validation
-positions. If a head is no better than these, it was trained badly, or the states tell nothing more.
+"""Simpler predictors to compare a head with, by AUROC and by calibrated log loss on the same validation positions.
 
 probe       logistic regression from the states (or features), each scaled to unit variance, with a ridge penalty of
             RIDGE. It is fitted by L-BFGS to soft labels of at most PROBE_POSITIONS training positions
 confidence  the draft's unwarped probability of the drafted token
+
+If a head is no better than these, it was trained badly, or the states tell nothing more.
 
 Shapes: P positions, F inputs, O outputs of the head (1, or 2 of a pre-read one).
 """
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from toolkit.acceptance.calibration.scores import CalibrationScores
-from toolkit.training.states import Positions
+from toolkit.training.examples import Positions
 
 PROBE_POSITIONS, RIDGE, ITERATIONS = 20_000, 1e-4, 100
 PROBE, CONFIDENCE = "probe", "confidence"
@@ -38,7 +37,6 @@ class LinearProbe(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits [P, O]."""
         logits: Tensor = self.linear((inputs.float() - self.mean) / self.deviation)
         return logits
 
@@ -87,11 +85,9 @@ def yardsticks(
             has_label = ~labels[:, output].isnan()
             scores.update(logits[has_label, output], labels[has_label, output])
         confident.update(torch.logit(batch.confidence.double(), eps=SMALLEST), labels[:, 0])
-    results = {
-        f"{PROBE}/{name}{suffix}": float(scores.compute()[name])
-        for suffix, scores in zip(suffixes, probed, strict=True)
-        for name in COMPARED
-    }
+    results: dict[str, float] = {}
+    for suffix, scores in zip(suffixes, probed, strict=True):
+        results |= {f"{PROBE}/{name}{suffix}": float(scores.compute()[name]) for name in COMPARED}
     return results | {f"{CONFIDENCE}/{name}{suffixes[0]}": float(confident.compute()[name]) for name in COMPARED}
 
 

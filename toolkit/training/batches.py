@@ -1,7 +1,4 @@
-"""The examples of every batch: a pure function of (seed, epoch), so that training can stop and go on anywhere.
-
-The number of batches seen determines which ones are left.
-"""
+"""The examples of every batch: a pure function of (seed, epoch), so that training can stop and go on anywhere."""
 
 from __future__ import annotations
 
@@ -16,9 +13,10 @@ from toolkit.errors import InputError
 
 
 class Examples(ABC):
-    """The examples that batches are made of. num_examples: their number."""
+    """The examples that batches are made of: their number, and that of the positions that are learned from."""
 
     num_examples: int
+    num_positions: int
 
     @abstractmethod
     def batch(self, examples: Sequence[int]) -> Any:
@@ -33,15 +31,13 @@ class Examples(ABC):
 class ExampleBatches:
     """An iterable of batches of `batch_size` examples; the last batch of an epoch may be smaller.
 
-    shuffle      a new order of examples for every epoch; False: examples in order
-    seed         of the orders
-    rank, world  this process's share of every `world * batch_size` examples in a row: each world-th of them. In training
-                 (`even`) all processes make the same number of steps, so a share of the last ones may be an empty batch
-    position     says where the training stands, (epoch, batch); called when the first batch of an epoch is needed. After
-                 a resume in mid-epoch only the rest of that epoch comes out
+    shuffle, seed  a new order of examples for every epoch; False: examples in order
+    rank, world    this process's share of every `world * batch_size` examples in a row: each world-th of them. In training
+                   (`even`) all processes make the same number of steps, so a share of the last ones may be an empty batch
+    position       says where the training stands, (epoch, batch); called when the first batch of an epoch is needed
 
-    Lightning's own mechanism, a loader with `load_state_dict`, is not used. Version 2.6 never calls this method at the
-    end of an epoch. It does not call it at all if the schedule has asked for the number of steps.
+    Lightning 2.6 calls a loader's own `load_state_dict` neither at the end of an epoch nor after the schedule has asked for
+    the number of steps. So it is not used.
     """
 
     def __init__(
@@ -72,13 +68,10 @@ class ExampleBatches:
             yield self.states.batch([0]).emptied()
 
     def order(self, epoch: int) -> list[int]:
-        """This process's examples of an epoch, in order."""
-        count = self.states.num_examples
+        examples = list(range(self.states.num_examples))
         if self.shuffle:
             generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
-            examples = torch.randperm(count, generator=generator).tolist()
-        else:
-            examples = list(range(count))
+            examples = torch.randperm(len(examples), generator=generator).tolist()
         return examples[self.rank :: self.world]
 
 
@@ -92,30 +85,22 @@ class ResumableData(pl.LightningDataModule):
 
     def train_dataloader(self) -> ExampleBatches:
         """This process's training batches, from where the trainer stands."""
-        trainer: Any = self.trainer
-        options: dict[str, Any] = {"shuffle": self.shuffle, "seed": self.seed, "even": True, "position": self._position}
-        return ExampleBatches(
-            self.states["train"], self.batch_size, rank=trainer.global_rank, world=trainer.world_size, **options
-        )
+        return self._share("train", shuffle=self.shuffle, seed=self.seed, even=True, position=self._position)
 
     def val_dataloader(self) -> ExampleBatches:
         """This process's validation batches, in order."""
+        return self._share("validation")
+
+    def _share(self, split: str, **options: Any) -> ExampleBatches:
         trainer: Any = self.trainer
-        return ExampleBatches(
-            self.states["validation"], self.batch_size, rank=trainer.global_rank, world=trainer.world_size
-        )
+        options |= {"rank": trainer.global_rank, "world": trainer.world_size}
+        return ExampleBatches(self.states[split], self.batch_size, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the batches depend on, for checkpoints."""
         trainer: Any = self.trainer
-        return {
-            "examples": self.states["train"].num_examples,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "processes": trainer.world_size,
-            "limit_train_batches": trainer.limit_train_batches,
-        }
+        own = {"batch_size": self.batch_size, "shuffle": self.shuffle, "seed": self.seed}
+        theirs = {"processes": trainer.world_size, "limit_train_batches": trainer.limit_train_batches}
+        return {"examples": self.states["train"].num_examples, **own, **theirs}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises InputError if the checkpoint's training had other batches: their rest is not the rest of these."""

@@ -1,14 +1,16 @@
-"""Checkpoints from which training goes on as if it had never stopped, and the early stop.
+"""Checkpoints from which training goes on as if it had never stopped, the start of a training, and the early stop.
 
-The run folder's checkpoints/ holds two files: last.ckpt, written every `every_n_steps` steps and at every epoch's end, and
-best.ckpt. Each is whole or absent, also if the process is killed while writing. Lightning's own writer does not ensure
-this. It writes a file in the system's temporary folder and copies it if that lies in another file system, which is not
-one step.
+The run folder's checkpoints/ holds last.ckpt, written every `every_n_steps` steps and at every epoch's end, and best.ckpt. Each
+is whole or absent, also if the process is killed while writing, which Lightning's own writer does not ensure.
+
+A training begins with the weights of a head (from_pretrained=FOLDER), with the whole state of a checkpoint (ckpt_path=FILE), or
+with the run folder's own last checkpoint if there is one, else with fresh weights.
 """
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,11 +19,15 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning.callbacks import EarlyStopping
 
+from toolkit.acceptance.folder import KINDS, inside
+from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import write_atomic
 from toolkit.files.text import first_line
+from toolkit.models.fingerprint import Weights
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 
@@ -39,10 +45,8 @@ class Checkpoints(pl.callbacks.Checkpoint):
     monitor        the validation score that says which state is best
     mode           whether the smallest is, or the largest
     every_n_steps  a checkpoint in mid-epoch after every n optimizer steps; None: at the ends of epochs only
-    The files go to checkpoints/ in the trainer's root folder.
 
-    best.ckpt is written before last.ckpt. A process killed between the two starts from the older last.ckpt, trains the
-    same epoch again and writes the same best.ckpt once more.
+    A process killed between best.ckpt and last.ckpt starts from the older last.ckpt and writes the same best.ckpt once more.
     """
 
     folder: Path
@@ -51,9 +55,8 @@ class Checkpoints(pl.callbacks.Checkpoint):
         self, monitor: str, mode: Literal["min", "max"] = "min", every_n_steps: Annotated[int, AtLeast(1)] | None = None
     ):
         super().__init__()
-        if mode not in ("min", "max"):
-            raise InputError(f"callbacks.checkpoints.mode: expected min or max, got {mode!r}")
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
+        check_ranges(self, "callbacks.checkpoints.")
         self.best_score: float | None = None
         self.last_step = 0
 
@@ -74,12 +77,10 @@ class Checkpoints(pl.callbacks.Checkpoint):
     def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if trainer.fast_dev_run:
             return
-        metric, best = trainer.callback_metrics.get(self.monitor), self.best_score
-        if metric is not None:
-            score = float(metric)
-            if best is None or (score < best if self.mode == "min" else score > best):
-                self.best_score = score
-                self._save(trainer, BEST)
+        score, best = trainer.callback_metrics.get(self.monitor), self.best_score
+        if score is not None and (best is None or (score < best if self.mode == "min" else score > best)):
+            self.best_score = float(score)
+            self._save(trainer, BEST)
         self._save(trainer, LAST)
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,22 +113,18 @@ class EarlyStop(EarlyStopping):
 
 
 def folder_of(run_folder: Path | str) -> Path:
-    """The folder of a run's checkpoints."""
     return Path(run_folder) / "checkpoints"
 
 
 def read_checkpoint(path: Path | str) -> dict[str, Any]:
-    """A checkpoint's content on the CPU. Raises InputError if it is missing, damaged, or not one of toolkit.train.
-
-    A checkpoint is a zip archive with a checksum (CRC-32) of every record. torch.load does not check these.
-    """
+    """A checkpoint's content on the CPU. Raises InputError if it is missing, damaged, or not one of toolkit.train."""
     mend = "delete it to go on without it, or give another one as ckpt_path"
     journal.check(path, mend)
     try:
         if Path(path).stat().st_size == 0:
             raise InputError(f"{path} is empty: expected a checkpoint; {mend}")
         with zipfile.ZipFile(path) as archive:
-            if (broken := archive.testzip()) is not None:
+            if (broken := archive.testzip()) is not None:  # torch.load does not look at the records' CRC-32
                 raise InputError(f"{path} is damaged: the checksum of {broken} does not match; {mend}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -139,3 +136,58 @@ def read_checkpoint(path: Path | str) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or "about" not in checkpoint or "state_dict" not in checkpoint:
         raise InputError(f"{path} was not written by toolkit.train")
     return checkpoint
+
+
+# -- the start of a training -------------------------------------------------------------------------------------------
+
+
+def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:
+    """Raises InputError if a training is to begin at two points, or at a checkpoint that is not there."""
+    if ckpt_path is not None and from_pretrained is not None:
+        raise InputError("ckpt_path resumes a training, from_pretrained starts one from a trained head: set only one")
+    if ckpt_path not in (None, "last") and not Path(str(ckpt_path)).exists():
+        raise InputError(f"ckpt_path: expected a checkpoint at {ckpt_path}, found none")
+
+
+def pretrained_files(from_pretrained: str | None) -> list[Path]:
+    """The files that a warm start depends on. Raises InputError if they hold no head."""
+    if from_pretrained is None:
+        return []
+    folder = inside(from_pretrained)
+    here = [kind for kind in KINDS.values() if kind.is_in(folder)]
+    for kind in here or KINDS.values():  # of none, the first one says what is missing
+        kind.load(folder)
+    return [folder / name for kind in here for name in (kind.weights_file, kind.config_file)]
+
+
+def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> None:
+    """Copy a trained head's weights. Raises InputError if it was made for another draft or in another shape."""
+    if from_pretrained is None:
+        return
+    trained, record = type(head).load(inside(from_pretrained))
+    if (reason := Weights.changed(record, draft)) is not None:
+        raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft ({reason})")
+    for name in {**head.config, **trained.config}:
+        here, there = head.config.get(name), trained.config.get(name)
+        if there != here and name not in ("log_w_rej", "dropout"):  # another goal or training, not another head
+            raise InputError(f"from_pretrained: expected a head with {name}={here}, {from_pretrained} has {there}")
+    head.load_state_dict(trained.state_dict())
+
+
+def resume_path(run_folder: Path, ckpt_path: str | None) -> Path | None:
+    """The checkpoint to go on from; None: begin."""
+    if ckpt_path not in (None, "last"):
+        return Path(str(ckpt_path))
+    own = folder_of(run_folder) / LAST
+    return own if own.exists() else None
+
+
+def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft: Weights, path: Path) -> None:
+    """Raises InputError if a checkpoint is of another draft or of a head of another shape."""
+    record = checkpoint["about"]
+    if (reason := Weights.changed(record, draft)) is not None:
+        raise InputError(f"{path} was made with another draft ({reason})")
+    for name in {**head.config, **record["head"]}:
+        here, there = head.config.get(name), record["head"].get(name)
+        if there != here:
+            raise InputError(f"{path} holds another head: expected {name}={here}, got {there}")

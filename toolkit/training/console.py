@@ -15,11 +15,14 @@ from rich.tree import Tree
 
 from toolkit.files import terminal
 
+UNFITTING = ("smaller than the logging interval", "your dataloader is not resumable", "sync_dist=True",
+             "Found .* in eval mode", "`isinstance\\(treespec, LeafSpec\\)` is deprecated")  # fmt: skip
 FIRST = 10  # seconds of a training before the first line that says how long it takes
+OF_EPOCH = ("train/loss", "val/log_loss_calibrated", "val/auroc", "val/auroc_accepted", "val/loss", "val/alpha",
+            "val/cross_entropy", "perf/tokens_per_second")  # fmt: skip
 
 
 def print_config(config: Mapping[str, Any]) -> None:
-    """The resolved config as a tree."""
     tree = Tree("config", guide_style="dim")
     _grow(tree, config)
     Console(width=terminal.width()).print(tree)
@@ -54,13 +57,7 @@ def quiet_lightning() -> None:
     """
     for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for warning in (
-        "smaller than the logging interval",
-        "your dataloader is not resumable",
-        "sync_dist=True",
-        "Found .* in eval mode",
-        "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
-    ):
+    for warning in UNFITTING:
         warnings.filterwarnings("ignore", message=f".*{warning}")
 
 
@@ -82,20 +79,7 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        entries = [
-            f"{name} {values[name]:.4f}"
-            for name in (
-                "train/loss",
-                "val/log_loss_calibrated",
-                "val/auroc",
-                "val/auroc_accepted",
-                "val/loss",
-                "val/alpha",
-                "val/cross_entropy",
-                "perf/tokens_per_second",
-            )
-            if name in values
-        ]
+        entries = [f"{name} {values[name]:.4f}" for name in OF_EPOCH if name in values]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(entries)}", flush=True)
 
 

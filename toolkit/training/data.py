@@ -16,12 +16,9 @@ from toolkit.files import journal
 from toolkit.files.atomic import content_hash
 from toolkit.files.text import first_line
 from toolkit.models.teacher import hidden_size
-from toolkit.training.cached import CachedStates, HybridStates, announce, check_present, fill
-from toolkit.training.examples import ExampleData
-from toolkit.training.mixed_texts import MixedTexts
-from toolkit.training.online import OnlineStates
-from toolkit.training.shards import FORMAT, Shards
-from toolkit.training.states import Positions
+from toolkit.training.cached import FORMAT, StoredStates, announce, check_present
+from toolkit.training.examples import ExampleData, Positions
+from toolkit.training.online import MixedTexts, OnlineStates
 
 SPLITS = ("train", "validation")
 MEND = "delete the folder dataset/ there and run data_gen.mix again"
@@ -94,37 +91,25 @@ class MixedData(ExampleData):
         """Write the states that the training needs from the start, in one process of each machine."""
         if self.features == "online":
             return
-        shards, online = self._shards(), self._computed()
+        splits = list(self._stored().values())
         if self.on_missing != "generate":
-            check_present(shards, online, may_lack=self.on_missing == "skip")
+            check_present(self.cache_folder, splits, may_lack=self.on_missing == "skip")
             return
-        announce(self.cache_folder, shards, online)
-        for name in SPLITS if self.features == "cached" else ():
-            fill(shards[name], online[name])
+        announce(self.cache_folder, splits)
+        for states in splits if self.features == "cached" else ():
+            states.fill()
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the states of both splits."""
         if self.states:
             return
         online = self._computed()
-        if self.features == "online":
-            self.states = {**online}
-        elif self.features == "hybrid":
-            self.states = {name: HybridStates(shards, online[name]) for name, shards in self._shards().items()}
-        else:
-            self.states = {
-                name: CachedStates(shards, online[name].num_examples) for name, shards in self._shards().items()
-            }
+        self.states = {**online} if self.features == "online" else {**self._stored()}
         for name, states in self.states.items():
             if not online[name].num_examples:
-                raise InputError(
-                    f"{self.path}: no example of the {name} split holds a drafted token; mix more responses"
-                )
+                raise InputError(f"{self.path}: no example of the {name} split has a drafted token; mix more responses")
             if not states.num_examples:
-                raise InputError(
-                    f"no example of the {name} split has states in {self.cache_folder}: make them with "
-                    "data.on_missing=generate"
-                )
+                where = f"no example of the {name} split has states in {self.cache_folder}"
+                raise InputError(f"{where}: make them with data.on_missing=generate")
 
     def about(self) -> dict[str, Any]:
         names = ("target_fingerprint", "target_weights", "sampling", "mixing_ratio")
@@ -143,8 +128,9 @@ class MixedData(ExampleData):
         dtype = str(self.draft.dtype).removeprefix("torch.")
         return {"draft": self.weights.fingerprint, "dtype": dtype, "data": content_hash(self.summary["content"])}
 
-    def _shards(self) -> dict[str, Shards]:
-        return {name: Shards(self.cache_folder, name, self._owner) for name in SPLITS}
+    def _stored(self) -> dict[str, StoredStates]:
+        skip, online = self.on_missing == "skip", self._computed()
+        return {name: StoredStates(self.cache_folder, name, self._owner, online[name], skip) for name in SPLITS}
 
     def _computed(self) -> dict[str, OnlineStates]:
         """Both splits, read once.

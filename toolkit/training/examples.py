@@ -1,21 +1,57 @@
-"""Batches of examples for training heads, whatever the examples are: texts of mixed data, or of traces."""
+"""What heads are trained on: the draft's states where a token is drafted, and labels; batches of them, whatever the source.
+
+Shapes: P positions, D hidden size.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
 from toolkit.runs.stage import MANIFEST, read_manifest
-from toolkit.training.batches import ExampleBatches, ResumableData
-from toolkit.training.states import States
+from toolkit.training.batches import ExampleBatches, Examples, ResumableData
 
 SUMMARY = "summary.json"
+
+
+class Positions(NamedTuple):
+    """A batch: the masked-in positions of some examples, one after another, without padding.
+
+    hidden [P, D]   the draft's final state that has read the drafted token
+    labels [P]      the token's probability of acceptance
+    confidence [P]  the draft's own probability of the token, unwarped: what a head is compared with
+    """
+
+    hidden: Tensor
+    labels: Tensor
+    confidence: Tensor
+
+    def emptied(self) -> Positions:
+        """A batch of no positions: the share of a process for which too few examples are left."""
+        return Positions(*(values[:0] for values in self))
+
+
+def joined(parts: Sequence[Positions]) -> Positions:
+    return parts[0] if len(parts) == 1 else Positions(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def check_labels(labels: Tensor, where: str, mend: str) -> None:
+    """Raises InputError, one line, unless all labels [P] are numbers in [0, 1]."""
+    wrong = ~((labels >= 0) & (labels <= 1))
+    if bool(wrong.any()):
+        raise InputError(
+            f"{where}: labels are probabilities of acceptance, expected numbers in [0, 1]; {int(wrong.sum())} of {len(labels)} "
+            f"are not, the first is {float(labels[wrong][0]):g}; {mend}"
+        )
 
 
 class ExampleData(ResumableData):
@@ -28,14 +64,11 @@ class ExampleData(ResumableData):
     Raises InputError if the folder is not finished, or the draft another one.
     """
 
-    made_by: ClassVar[
-        tuple[str, str, str]
-    ]  # the command, what its folder has beside the manifest, how messages call that
+    # The command, what its folder has beside the manifest, how messages call that.
+    made_by: ClassVar[tuple[str, str, str]]
 
     def __init__(self, path: str | Path, draft: Any, batch_size: int, shuffle: bool, seed: int):
         super().__init__()
-        if batch_size < 1:
-            raise InputError(f"data.batch_size: expected at least 1, got {batch_size}")
         self.path, self.draft = Path(path), draft
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         (summary,) = self.inputs(self.path)
@@ -45,7 +78,7 @@ class ExampleData(ResumableData):
             raise InputError(
                 f"the data in {path} were made with another draft ({reason}): set pair.draft to that one, or make them again"
             )
-        self.states: dict[str, States] = {}
+        self.states: dict[str, Examples] = {}
 
     @classmethod
     def inputs(cls, folder: Path) -> list[Path]:
@@ -83,8 +116,5 @@ class ExampleData(ResumableData):
         return ExampleBatches(self.states["validation"], self.batch_size)
 
     def shuffled_training(self, batch_size: int | None = None) -> ExampleBatches:
-        """All training batches in a fixed random order, whatever the number of processes and where the trainer stands.
-
-        batch_size  None: that of the training
-        """
+        """All training batches in a fixed random order, whatever the number of processes and where the trainer stands."""
         return ExampleBatches(self.states["train"], batch_size or self.batch_size, shuffle=True, seed=self.seed)

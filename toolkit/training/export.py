@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,14 @@ from toolkit.acceptance.card import facts_table, scores_table, title
 from toolkit.acceptance.saved import SavedHead
 from toolkit.files.atomic import write_json, write_text
 from toolkit.files.text import as_csv
+from toolkit.runs.figure_style import MUTED, PALETTE, Width, figure
 from toolkit.training.baselines import comparison, complaint
-from toolkit.training.diagram import draw_reliability
+from toolkit.training.examples import Positions
 from toolkit.training.module import HeadTraining
-from toolkit.training.states import Positions
 
 HEAD, CARD, SCORES = "head", "MODEL_CARD.md", "metrics.json"
 RELIABILITY, DIAGRAM = "reliability.csv", "reliability.png"
+MARKERS = ("o", "s", "D", "^")
 
 
 def export(
@@ -28,8 +29,7 @@ def export(
 ) -> dict[str, float]:
     """Write head/, MODEL_CARD.md, metrics.json, reliability.csv and .png; returns the scores on `batches`.
 
-    facts    what the head was trained on and how (see `toolkit.train`); it travels in the head's config
-    closing  other scores, which callbacks found at the end
+    facts    what the head was trained on and how, for its config; closing: other scores, found at the end
     """
     head, parts = module.head, module.evaluate(batches)
     scores = {name: float(value) for name, value in module.named(parts).items()} | dict(closing or {})
@@ -68,3 +68,29 @@ Compared with simpler predictors on the same positions, each scaled and shifted 
 |---|---|---|
 {chr(10).join(lines)}
 {"" if warning is None else f"{chr(10)}{warning.capitalize()}.{chr(10)}"}"""
+
+
+def draw_reliability(bins: Sequence[Mapping[str, Any]], path: Path, title: str = "", width: Width = "column") -> Path:
+    """Share accepted over mean prediction per bin, above how many positions each bin holds.
+
+    bins  scores (whose: one line of the figure each), from, to, count, mean_prob, mean_label; a band where there are
+          mean_label_low and mean_label_high
+    """
+    names = list(dict.fromkeys(str(row["scores"]) for row in bins))
+    with figure(path, width, 1.15, rows=2, sharex=True, height_ratios=(3, 1)) as ((top,), (bottom,)):
+        top.plot([0, 1], [0, 1], color=MUTED, linewidth=0.9, linestyle="--")
+        for number, name in enumerate(names):
+            rows = [row for row in bins if str(row["scores"]) == name and row["count"] > 0]
+            color, x = PALETTE[number % len(PALETTE)], [row["mean_prob"] for row in rows]
+            style = {"marker": MARKERS[number % len(MARKERS)], "markersize": 3.5, "linewidth": 1.2}
+            top.plot(x, [row["mean_label"] for row in rows], color=color, label=name, **style)
+            if all("mean_label_low" in row for row in rows):
+                ends = ([row[f"mean_label_{end}"] for row in rows] for end in ("low", "high"))
+                top.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0)
+            edges = [*(row["from"] for row in rows), rows[-1]["to"]] if rows else []
+            if rows:
+                bottom.stairs([row["count"] for row in rows], edges, color=color, linewidth=1.2)
+        top.set(xlim=(0, 1), ylim=(0, 1), ylabel="share accepted", title=title)
+        top.legend(loc="upper left")
+        bottom.set(xlabel="predicted P(accepted)", ylabel="positions")
+    return path

@@ -27,9 +27,7 @@ METRICS, RUN_ID = "metrics.csv", "wandb_run_id.txt"
 class MetricsFile(Logger):
     """One line per step that something was logged at, in metrics.csv.
 
-    Lightning's CSVLogger empties its file when a run is resumed. This logger keeps the lines before `first_step` (the
-    checkpoint's) and rewrites the file in one step. It drops the lines from there on, because the resumed run logs
-    them again.
+    Lightning's CSVLogger empties its file when a run is resumed. This one keeps the lines before `first_step`.
     """
 
     def __init__(self, folder: Path | str, first_step: int = 0):
@@ -56,25 +54,21 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add values to a step's line."""
         self.lines.setdefault(int(step or 0), {}).update({key: float(value) for key, value in metrics.items()})
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the file."""
         names = sorted({name for line in self.lines.values() for name in line} - {"epoch"})
         rows = ({"step": step, **self.lines[step]} for step in sorted(self.lines))
         write_text(self.path, as_csv(["step", "epoch", *names], rows))
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the file when training ends, however it ends."""
         self.save()
 
 
 @contextmanager
 def open_csv(folder: Path, first_step: int = 0, **_: Any) -> Iterator[Logger | None]:
-    """metrics.csv in the run folder."""
     logger = MetricsFile(folder, first_step)
     try:
         yield logger

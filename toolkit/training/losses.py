@@ -5,8 +5,7 @@ w_acc, w_rej -> the same.
 
     loss = sum_i [ -w_acc P_i log P^_i - w_rej (1 - P_i) log(1 - P^_i) ]  /  sum_i [ w_acc P_i + w_rej (1 - P_i) ]
 
-The normalisation is the published code's (a weighted mean: weights times labels); the paper writes only the numerator.
-It scales a batch's gradient and does not move the optimum, which is at
+The normalisation is the published code's; the paper writes only the numerator. It does not move the optimum, which is at
 
     logit P^ = logit P - log(w_rej / w_acc)
 

@@ -8,15 +8,17 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from hydra.utils import get_class
 from torch import Tensor
 
 from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
-from toolkit.training.examples import ExampleData
+from toolkit.config import commands
+from toolkit.errors import unknown_name
+from toolkit.training.examples import ExampleData, Positions
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.processes import is_first_process
 from toolkit.training.schedule import best_rate, trial_steps
-from toolkit.training.states import Positions
-from toolkit.training.whole_steps import WholeSteps
+from toolkit.training.trainer import WholeSteps
 
 OUTPUTS = ("accepted", "following")  # of a pre-read head
 MEANS = ("val/log_loss", "val/log_loss_calibrated")  # of the outputs
@@ -56,10 +58,7 @@ class HeadTraining(WholeSteps):
         return self.with_schedule(optimizer, num_steps)
 
     def build_optimizer(self, data: ExampleData, num_steps: int, shares: int = 1) -> torch.optim.Optimizer:
-        """The optimizer, its rate found on the data where none is given.
-
-        shares  batches that make one step
-        """
+        """The optimizer, its rate found on the data where none is given; shares: batches that make one step."""
         if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
             trial_rate = self._find_rate(data, num_steps, shares)
             alone = self._trainer is None
@@ -71,22 +70,16 @@ class HeadTraining(WholeSteps):
         self.first_seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed the random numbers of dropout with a function of the seed, the batch and the process.
-
-        So a resumed training has the random numbers of the uninterrupted one.
-        """
+        """Seed dropout by the seed, the batch and the process: a resumed training has the uninterrupted one's numbers."""
         if getattr(self.head, "dropout", 0.0):
-            batches = int(self.trainer.fit_loop.total_batch_idx) + 1
-            torch.manual_seed(
-                (self.first_seed + 1) * 1_000_003 + batches * self.trainer.world_size + self.trainer.global_rank
-            )
+            batches = (int(self.trainer.fit_loop.total_batch_idx) + 1) * self.trainer.world_size
+            torch.manual_seed((self.first_seed + 1) * 1_000_003 + batches + self.trainer.global_rank)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         total, weight = self.loss_of(self.head, batch)
         return self.share_of_step(total, weight, len(batch.labels))
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator of a head's loss on a batch."""
         return self.loss(self.logits_of(head, batch), batch.labels)
 
     def logits_of(self, head: Any, batch: Positions) -> Tensor:
@@ -118,11 +111,10 @@ class HeadTraining(WholeSteps):
 
     def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
         """All scores under their keys: val/ece, val/ece_corrected, ..."""
-        return {
-            f"val/{name}{suffix}": value
-            for suffix, metric in scores.items()
-            for name, value in metric.compute().items()
-        }
+        values: dict[str, Tensor] = {}
+        for suffix, metric in scores.items():
+            values |= {f"val/{name}{suffix}": value for name, value in metric.compute().items()}
+        return values
 
     @classmethod
     def score_names(cls) -> list[str]:
@@ -130,10 +122,7 @@ class HeadTraining(WholeSteps):
         return [f"val/{name}{suffix}" for suffix in cls.suffixes for name in NAMES]
 
     def evaluate(self, batches: Iterable[Positions], head: Any = None) -> dict[str, CalibrationScores]:
-        """The sets of scores over batches, in this process alone and on the head's device.
-
-        head  another head of the same kind; None: the module's own
-        """
+        """The sets of scores over batches, in this process alone. head: another one of the same kind; None: the own."""
         scores = self.new_scores()
         with torch.no_grad():
             for batch in batches:
@@ -164,9 +153,9 @@ class HeadTraining(WholeSteps):
         batches, steps = data.shuffled_training(data.batch_size * shares), trial_steps(num_steps)
         rate, scores = best_rate(self.head, self._optimizers(), batches, steps, loss_of, score_of)
         if is_first_process():
-            tried = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
+            trials = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
             print(
-                f"learning rate {rate:.2g} (calibrated log loss on validation after a short trial of {tried})",
+                f"learning rate {rate:.2g} (calibrated log loss on validation after a short trial of {trials})",
                 flush=True,
             )
         return rate
@@ -218,3 +207,16 @@ class PrereadTraining(HeadTraining):
     @classmethod
     def score_names(cls) -> list[str]:
         return [*super().score_names(), *MEANS]
+
+
+def check_metric(cfg: commands.Train | commands.TrainHeads) -> None:
+    """Raises InputError unless this training gives the scores that `optimized_metric` and the callbacks name."""
+    training: type[HeadTraining] = get_class(cfg.model._target_)
+    every: Mapping[str, Any] = getattr(cfg, "callbacks", None) or {}
+    callbacks = {name: spec for name, spec in every.items() if spec is not None}
+    closing = [name for spec in callbacks.values() for name in getattr(get_class(spec._target_), "CLOSING", ())]
+    names = [*training.score_names(), *closing]
+    monitored = {f"callbacks.{name}.monitor": spec.get("monitor", names[0]) for name, spec in callbacks.items()}
+    for key, score in {"optimized_metric": cfg.optimized_metric, **monitored}.items():
+        if score not in names:
+            raise unknown_name("score", score, names, f"as {key}")

@@ -1,8 +1,7 @@
 """States that the draft computes when a batch needs them.
 
-The examples of several batches are read together, sorted by length, so that little of a forward pass is padding. The resulting
-positions lie one after another, without padding. Which batches are read together is a function of their numbers alone.
-So a training that goes on in mid-epoch computes the same numbers as an uninterrupted one.
+The examples of several batches are read together, sorted by length, so that little of a forward pass is padding. Which batches
+these are is a function of their numbers alone, so a training that goes on in mid-epoch computes the same numbers.
 """
 
 from __future__ import annotations
@@ -10,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
+from toolkit.errors import InputError
 from toolkit.models.teacher import hidden_size, pad_right, picked, states_and_logits_of
-from toolkit.training.mixed_texts import MixedTexts
-from toolkit.training.states import Positions, States, joined
+from toolkit.training.batches import Examples
+from toolkit.training.examples import Positions, check_labels, joined
+from toolkit.training.recorded import drawn_depths
 from toolkit.types import SMALLEST, Earlier
 
 MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
@@ -25,7 +27,83 @@ ENOUGH_TOKENS = 1024  # a forward pass of this many tokens takes no further exam
 MOST_PADDING = 0.05  # of the longest one; another forward pass begins with that example
 
 
-class OnlineStates(States):
+class MixedTexts:
+    """A split of mixed data as flat arrays: tokens of all examples, positions of drafted tokens, and their labels.
+
+    Examples without a drafted token are left out. An example is read up to its last drafted token.
+
+    split  a datasets.Dataset with the columns of data_gen.mix
+    where  names it in messages; mend: says there what to do
+    counts [examples]   drafted tokens of each
+    lengths [examples]  tokens up to the last drafted one
+    Raises InputError if a label is not a probability.
+    """
+
+    def __init__(self, split: Any, where: str, mend: str):
+        table = split.with_format("arrow")[:]
+        self._tokens, mask, labels = (_flat(table[name]) for name in ("input_ids", "mask", "labels"))
+        self._accept_probs, self._drafted = labels, np.flatnonzero(mask)
+        ends = np.cumsum([len(row) for row in table["input_ids"]], dtype=np.int64)
+        drafted = self._drafted
+        rows = np.searchsorted(ends, drafted, side="right")
+        counts = np.bincount(rows, minlength=len(ends))
+        nonempty = np.flatnonzero(counts)
+        starts = ends - np.diff(ends, prepend=0)
+        self._starts, self._positions = starts[nonempty], drafted - starts[rows]
+        self._labels = torch.from_numpy(labels[drafted])
+        check_labels(self._labels, where, mend)
+        self.counts = counts[nonempty]
+        self._ends = np.cumsum(self.counts)
+        self.lengths = self._positions[self._ends - 1] + 1 if len(nonempty) else self.counts
+        self.num_examples, self.num_positions = len(nonempty), len(drafted)
+        self._where, self._first, self._row_lengths = where, None, np.diff(ends, prepend=0)
+        if "prompt_length" in table.column_names:
+            self._first = starts + table["prompt_length"].to_numpy()
+        self._nonempty = nonempty
+
+    def depths(self, most: int, seed: int) -> Tensor:
+        """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.recorded`).
+
+        Labels are probabilities of the token drafted at a position, even where the text goes on with another token.
+        """
+        generator, probs = torch.Generator().manual_seed(seed), torch.from_numpy(self._accept_probs.copy())
+        first = torch.from_numpy(np.repeat(self._responses(), self._row_lengths))
+        depths = drawn_depths(probs, first, most, generator)
+        return depths[torch.from_numpy(self._drafted)]
+
+    def response_start(self, example: int) -> int:
+        """The position within an example where its response begins. Raises InputError if the data do not say."""
+        return int(self._responses()[self._nonempty[example]] - self._starts[example])
+
+    def _responses(self) -> np.ndarray:
+        if self._first is None:
+            advice = "which this head needs: run data_gen.mix again"
+            raise InputError(f"{self._where} does not say where prompts end, {advice}")
+        return self._first
+
+    def span(self, example: int) -> slice:
+        """The slice of an example's drafted tokens among the drafted tokens of all examples."""
+        return slice(int(self._ends[example] - self.counts[example]), int(self._ends[example]))
+
+    def tokens(self, example: int) -> list[int]:
+        """Token ids of an example, prompt included, up to its last drafted token."""
+        start = self._starts[example]
+        tokens: list[int] = self._tokens[start : start + self.lengths[example]].tolist()
+        return tokens
+
+    def drafted(self, example: int) -> tuple[Tensor, Tensor]:
+        """Positions [n] of the drafted tokens within an example, and their labels [n]."""
+        span = self.span(example)
+        return torch.from_numpy(self._positions[span]), self._labels[span]
+
+
+def _flat(column: Any) -> np.ndarray:
+    """All values of a column of lists, one after another."""
+    parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.zeros(0)
+
+
+class OnlineStates(Examples):
     """At most `batch_size` examples in one forward pass of the draft.
 
     inputs  what the head to be trained reads beside the states; seed: of the depths in the round
@@ -78,9 +156,8 @@ class OnlineStates(States):
         for example in sorted(examples, key=lambda example: (-self.texts.lengths[example], example)):
             longest = int(self.texts.lengths[chunk[0]]) if chunk else 0
             padding = longest - int(self.texts.lengths[example])
-            if len(chunk) == self.batch_size or (
-                longest * len(chunk) >= ENOUGH_TOKENS and padding > MOST_PADDING * longest
-            ):
+            wasteful = longest * len(chunk) >= ENOUGH_TOKENS and padding > MOST_PADDING * longest
+            if len(chunk) == self.batch_size or wasteful:
                 yield chunk
                 chunk = []
             chunk.append(example)
@@ -99,9 +176,8 @@ class OnlineStates(States):
             read = drafted.to(states.device)
             before = logits[row, (drafted - 1).to(logits.device)].float().log_softmax(-1).exp()
             confidence = picked(before, tokens[row, drafted].to(before.device)).to(states.device)
-            positions.append(
-                Positions(self._features(states[row], logits[row], texts[row], read, example), labels, confidence)
-            )
+            features = self._features(states[row], logits[row], texts[row], read, example)
+            positions.append(Positions(features, labels, confidence))
         return positions
 
     def _features(self, states: Tensor, logits: Tensor, text: Sequence[int], positions: Tensor, example: int) -> Tensor:
@@ -119,7 +195,7 @@ def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, positions: Tensor
     """The `count` newest positions up to and including each of `positions` [n]: what the draft has once it has read them.
 
     Live decoding keeps the same. An entry holds the state that its token was drawn from, its token (drafted or the target's)
-    and the shape of q. Positions are those of the response. Distributions are the draft's own, over its whole output layer.
+    and the shape of q, the draft's own over its whole output layer.
 
     states [T, D], logits [T, V] after every token, tokens [T]; first: the response's first position, from 1
     """
@@ -132,13 +208,8 @@ def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, positions: Tensor
     present = at >= first
     before = (at - 1).clamp(min=0)
     entropy = torch.special.entr(probs).sum(-1)
-    entries = (
-        states[before],
-        tokens[at.clamp(min=0)],
-        token_prob[before],
-        entropy[before],
-        probs.topk(2, -1).values[before],
-    )
+    read, top = tokens[at.clamp(min=0)], probs.topk(2, -1).values[before]
+    entries = (states[before], read, token_prob[before], entropy[before], top)
     hidden, token_ids, prob, entropies, top = (v * present.view(*present.shape, *[1] * (v.dim() - 2)) for v in entries)
     likelihood, number = log_probs.cumsum(0)[positions - 1].float(), (positions - first + 1).float()
     return Earlier(hidden, token_ids, prob, entropies, top, present, likelihood, number)

@@ -4,11 +4,8 @@
     torchrun --nproc-per-node 4 -m toolkit.train ... trainer=ddp trainer.devices=4
     srun python -m toolkit.train ... trainer=ddp trainer.devices=4 trainer.num_nodes=2
 
-Each process runs the whole command. The first process makes the data and opens the output folder. The others wait for it
-and find the data made. Under torchrun and Slurm they wait at a barrier. Lightning starts its own processes only then.
-The trainer's config says whether there are several: variables that a launcher has left (RANK, SLURM_NTASKS) do not.
-
-`toolkit.training.whole_steps` says how the loss of a step is computed.
+Each process runs the whole command. The first one makes the data and opens the output folder. The others wait for it at a
+barrier (Lightning starts its own only then). The trainer's config says whether there are several, never a launcher's variables.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 from pytorch_lightning.utilities import rank_zero_only
 from torch import distributed
 
+from toolkit.config import commands
 from toolkit.errors import INTERRUPTED, InputError
 from toolkit.files.text import first_line
 from toolkit.runs.stage import sweep_name
@@ -49,7 +47,6 @@ def is_distributed(trainer: Mapping[str, Any]) -> bool:
 
 
 def is_sharded(trainer: Mapping[str, Any]) -> bool:
-    """Whether each process holds a part of the weights only."""
     return "fsdp" in str(trainer.get("strategy", "auto"))
 
 
@@ -58,10 +55,7 @@ def check_processes(
 ) -> None:
     """Raises InputError if a trainer's config cannot work.
 
-    multirun      several trainings by one command
-    checkpoints   whether the training writes any
-    accelerators  GPUs that are there
-    rate          whether a learning rate is given
+    multirun: several trainings by one command; checkpoints: whether any are written; accelerators: GPUs; rate: one is given
     """
     if is_distributed(trainer) and multirun:
         raise InputError(
@@ -75,28 +69,26 @@ def check_processes(
     if not checkpoints:
         raise InputError("trainer=fsdp: expected callbacks.checkpoints: the whole weights are put together from them")
     if not rate:
-        raise InputError(
-            "trainer=fsdp: expected optimizer.lr=NUMBER: the trial that finds one trains whole copies of a head"
-        )
+        raise InputError("trainer=fsdp: expected optimizer.lr=NUMBER: the trial that finds one trains whole heads")
 
 
 class Processes:
     """The processes of one training that torchrun or Slurm has started; a single one otherwise."""
 
     @classmethod
-    def of(cls, cfg: Any) -> Processes:
+    def of(cls, cfg: commands.Train | commands.Distill) -> Processes:
         """The processes of a training's config, checked before anything is made. Raises InputError.
 
         Those that are not the first print nothing from here on, except errors.
         """
-        callbacks = (cfg.get("callbacks") or {}).values()
-        facts: dict[str, Any] = {
-            "multirun": sweep_name() is not None,
-            "checkpoints": any(spec is not None and "Checkpoints" in spec.get("_target_", "") for spec in callbacks),
-            "accelerators": torch.cuda.device_count(),
-            "rate": cfg.optimizer.get("lr") is not None,
-        }
-        check_processes(cfg.trainer, **facts)
+        targets = [spec.get("_target_", "") for spec in (cfg.callbacks or {}).values() if spec is not None]
+        check_processes(
+            cfg.trainer,
+            multirun=sweep_name() is not None,
+            checkpoints=any("Checkpoints" in target for target in targets),
+            accelerators=torch.cuda.device_count(),
+            rate=cfg.optimizer.get("lr") is not None,
+        )
         processes = cls(cfg.trainer)
         if not is_first_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -112,9 +104,8 @@ class Processes:
             kinds = (TorchElasticEnvironment, SLURMEnvironment)
             environment = next((kind() for kind in kinds if kind.detect()), LightningEnvironment())
         except RuntimeError as error:  # Slurm's tasks are not what Lightning can use
-            raise InputError(
-                f"trainer.strategy={trainer.get('strategy', 'auto')} under Slurm: {first_line(error)}"
-            ) from None
+            strategy = trainer.get("strategy", "auto")
+            raise InputError(f"trainer.strategy={strategy} under Slurm: {first_line(error)}") from None
         if isinstance(environment, LightningEnvironment):
             rank_zero_only.rank = max(environment.node_rank(), environment.local_rank())  # type: ignore[attr-defined]
             return

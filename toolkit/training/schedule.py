@@ -1,14 +1,11 @@
 """The learning rate: a cosine over training, and short trials of a few rates around the one that a head's width suggests.
 
-The cosine is a pure function of the step, so it resumes exactly.
-
-Adam moves every weight by about the rate per step, so a sum over `width` inputs moves by rate * width. The best rate
-falls as 1 / width (Yang et al., arXiv:2203.03466, table 3). SpecDec++'s 5e-5 is for drafts of 4,096 dimensions. The same
-product of rate and width, about .2, gives 2e-3 at 96 dimensions. The best rate also depends on the number of steps and
-the size of the states, in a way that is not known beforehand. So three rates are tried: a third of the suggested rate,
-the rate itself and three times the rate. Each trains a copy of the head for a tenth of the steps, with its own cosine.
-The rate of the least calibrated log loss on validation is kept. If this is the largest rate, three times it is tried,
-too, and so on. If it is the smallest, a third of it is tried, and so on.
+Adam moves every weight by about the rate per step, so a sum over `width` inputs moves by rate * width. The best rate falls as
+1 / width (Yang et al., arXiv:2203.03466, table 3). SpecDec++'s 5e-5 is for drafts of 4,096 dimensions: the same product of
+about .2 gives 2e-3 at 96. The best rate also depends on the number of steps and the size of the states. So three rates are
+tried: a third of the suggested rate, the rate itself and three times the rate. Each trains a copy of the head for a tenth of
+the steps, with its own cosine. The rate of the least calibrated log loss on validation is kept. If it is the largest or the
+smallest of them, the trials go on beyond it.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from toolkit.config.notes import AtLeast
-from toolkit.training.states import Positions
+from toolkit.training.examples import Positions
 
 RATE_TIMES_WIDTH = 0.2
 FACTORS = (1 / 3, 1.0, 3.0)
@@ -43,10 +40,7 @@ def cosine_factor(step: int, num_steps: int, warmup: int = 0) -> float:
 
 
 def cosine(optimizer: Optimizer, num_steps: int, warmup: Annotated[int, AtLeast(0)] = 0) -> LambdaLR:
-    """The schedule of an optimizer that makes `num_steps` steps.
-
-    warmup  steps until the full rate
-    """
+    """The schedule of an optimizer that makes `num_steps` steps; warmup: steps until the full rate."""
     return LambdaLR(optimizer, lambda step: cosine_factor(step, num_steps, warmup))
 
 

@@ -1,9 +1,7 @@
 """One table for all jobs of a sweep: a Hydra callback, switched on in conf/train.yaml.
 
-Every job's folder within the sweep's folder gets a job.json (what was varied, how the job ended, its scores). After each
-job, table.csv and table.md are written again from these files. So the table is there even if a later job fails, and
-whichever process ran the jobs. At the end of the sweep the table is also logged to W&B, in a run of its own, if the jobs
-had runs there.
+Every job's folder within the sweep's folder gets a job.json. After each job, table.csv and table.md are written again from
+these files, so the table is there even if a later job fails. At the end it is also logged to W&B, if the jobs had runs there.
 """
 
 from __future__ import annotations
@@ -71,16 +69,13 @@ def table_rows(folder: Path) -> list[dict[str, str]]:
     names = list(dict.fromkeys(name for setting in settings for name in setting))
     varied = [name for name in names if len({setting.get(name) for setting in settings}) > 1]
     scores = list(dict.fromkeys(name for job in jobs for name in job.get("scores", {})))
-    return [
-        {
-            "job": str(job["job"]),
-            **{name: setting.get(name, "") for name in varied},
-            **{name: _shown(job.get("scores", {}).get(name)) for name in scores},
-            "status": job["status"] if job["status"] == "done" else f"{job['status']}: {job['error']}",
-            "folder": job.get("folder", ""),
-        }
-        for job, setting in zip(jobs, settings, strict=True)
-    ]
+    rows = []
+    for job, setting in zip(jobs, settings, strict=True):
+        row = {"job": str(job["job"]), **{name: setting.get(name, "") for name in varied}}
+        row |= {name: _shown(job.get("scores", {}).get(name)) for name in scores}
+        status = job["status"] if job["status"] == "done" else f"{job['status']}: {job['error']}"
+        rows.append({**row, "status": status, "folder": job.get("folder", "")})
+    return rows
 
 
 def _jobs(folder: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """Many heads on one stream of features: every batch is read once, and every head learns from it as if it were alone.
 
-Each head has its own weights, optimizer, learning rate, schedule, early stop and best state. All heads share the data.
-Reading the data is most of the work where the draft has to run or the states come from a disk. A head that has stopped
-costs nothing more.
+Each head has its own weights, optimizer, learning rate, schedule, early stop and best state. A head that has stopped costs
+nothing more.
 
     together.pt   the state after the last whole epoch, written whole: the same command goes on from there
 """
@@ -21,20 +20,16 @@ import torch
 
 from toolkit.files.atomic import write_atomic
 from toolkit.training.batches import ExampleBatches
-from toolkit.training.examples import ExampleData
+from toolkit.training.examples import ExampleData, Positions
 from toolkit.training.module import HeadTraining
-from toolkit.training.states import Positions
 
 STATE = "together.pt"
+OF_MEMBER = ("best_score", "best", "waited", "epochs")
 
 
 @dataclass
 class Member:
-    """One head in training.
-
-    best, best_score  its best state so far and that state's score
-    waited            validations since then
-    """
+    """One head in training: its best state so far, that state's score, and the validations that it has waited since."""
 
     name: str
     module: HeadTraining
@@ -46,7 +41,6 @@ class Member:
     epochs: int = 0
 
     def learn(self, batch: Any) -> None:
-        """One step on a batch."""
         total, weight = self.module.loss_of(self.module.head, batch)
         self.optimizer.zero_grad()
         (total / weight).backward()
@@ -62,22 +56,21 @@ class Member:
         else:
             self.waited += 1
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What has a state of its own."""
+        parts = {"head": self.module.head, "optimizer": self.optimizer, "schedule": self.schedule}
+        return {name: part for name, part in parts.items() if part is not None}
+
     def state(self) -> dict[str, Any]:
-        """Everything that changes, for a checkpoint."""
-        return {
-            "head": self.module.head.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "schedule": None if self.schedule is None else self.schedule.state_dict(), "best_score": self.best_score,
-            "best": self.best, "waited": self.waited, "epochs": self.epochs,
-        }  # fmt: skip
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        return states | {name: getattr(self, name) for name in OF_MEMBER}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
-        self.module.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
-        self.best_score, self.best = state["best_score"], state["best"]
-        self.waited, self.epochs = state["waited"], state["epochs"]
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        for name in OF_MEMBER:
+            setattr(self, name, state[name])
 
 
 def train_together(
@@ -85,7 +78,6 @@ def train_together(
 ) -> list[Member]:
     """Train heads side by side until each has stopped; afterwards their modules hold their best states.
 
-    data      set up; its batches come in the order they have in a training alone
     patience  validations of a head without a better score before it stops
     metric    the validation score that is to be small
     """
@@ -123,7 +115,6 @@ def train_together(
 
 
 def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: str) -> None:
-    """One pass over the training data, and one over the validation data."""
     learn_all(learning, epoch_batches(data, epoch))
     sums = [member.module.new_scores() for member in learning]
     with torch.no_grad():
@@ -141,9 +132,8 @@ def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: st
 
 def epoch_batches(data: ExampleData, epoch: int) -> ExampleBatches:
     """The training batches of an epoch, in the order they have in a training alone."""
-    return ExampleBatches(
-        data.states["train"], data.batch_size, shuffle=data.shuffle, seed=data.seed, position=lambda: (epoch, 0)
-    )
+    options: dict[str, Any] = {"shuffle": data.shuffle, "seed": data.seed, "position": lambda: (epoch, 0)}
+    return ExampleBatches(data.states["train"], data.batch_size, **options)
 
 
 def learn_all(learning: Sequence[Member], batches: Iterable[Positions]) -> None:

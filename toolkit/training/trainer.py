@@ -1,32 +1,102 @@
-"""Lightning's trainer with the settings that all trainings here share, and its curves."""
+"""Lightning's trainer with the settings that all trainings here share, its steps and its curves.
+
+The loss of a step is a quotient of two sums, over all batches that are accumulated and over all processes:
+
+    loss = sum(total) / sum(weight)
+
+Lightning divides each batch's loss by the number of accumulated batches, and averages gradients over processes. So a batch's
+numerator is divided by a fixed number, and before the optimizer's step the gradients are rescaled by the whole weight. A
+training that accumulates two batches, or runs in two processes, thus equals one with twice the batch, up to rounding.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
+from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from torch import Tensor
 
-from toolkit.config import instantiate
-from toolkit.training.checkpoints import AtomicCheckpointIO
-from toolkit.training.console import EpochLines
-from toolkit.training.processes import is_distributed
+from toolkit.config import commands, instantiate, plain
+from toolkit.files.atomic import write_text
+from toolkit.training.checkpoints import AtomicCheckpointIO, read_checkpoint, resume_path
+from toolkit.training.console import EpochLines, quiet_lightning
+from toolkit.training.loggers import run_id_of
+from toolkit.training.processes import is_distributed, is_first_process
+
+REFERENCE = 1024.0  # what a share of a step's loss is divided by until the step's whole weight is known
+
+
+class WholeSteps(pl.LightningModule):
+    """A module whose training step ends with `share_of_step`.
+
+    scheduler: of (optimizer, num_steps), one step per batch; None: constant rate; about: travels in every checkpoint
+    """
+
+    def __init__(
+        self,
+        optimizer: partial[torch.optim.Optimizer],
+        scheduler: Callable[..., Any] | None = None,
+        about: Mapping[str, Any] | None = None,
+    ):
+        super().__init__()
+        self.make_optimizer, self.make_scheduler, self.about = optimizer, scheduler, dict(about or {})
+        self.step_weight = torch.zeros(())
+
+    def with_schedule(self, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
+        """What `configure_optimizers` returns: the optimizer, with its schedule if there is one."""
+        if self.make_scheduler is None:
+            return optimizer
+        schedule = self.make_scheduler(optimizer, num_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["about"] = self.about
+
+    @property
+    def num_shares(self) -> int:
+        """The number of batches that make one step: those that are accumulated, of all processes."""
+        return int(self.trainer.accumulate_grad_batches) * int(self.trainer.world_size)
+
+    def share_of_step(self, total: Tensor, weight: Tensor, positions: int) -> dict[str, Tensor]:
+        """The loss of a batch, and numerator, denominator and positions of the batches of all processes (see Curves).
+
+        total, weight  numerator and denominator of this batch's loss (scalars); positions: their number
+        """
+        alone = self.num_shares == 1
+        if not alone:
+            self.step_weight = self.step_weight + weight.detach()
+        sums = torch.stack([total.detach().double(), weight.detach().double(), weight.new_tensor(positions).double()])
+        if self.trainer.world_size > 1:
+            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        loss = total / (weight if alone else REFERENCE)
+        return {"loss": loss, "total": sums[0], "weight": sums[1], "positions": sums[2]}
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Make the gradient that of sum(total) / sum(weight) over all batches and processes of the step."""
+        if self.num_shares == 1:
+            return
+        weight = self.trainer.strategy.reduce(self.step_weight, reduce_op="sum")
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(REFERENCE * self.num_shares / weight)
+        self.step_weight = torch.zeros_like(self.step_weight)
 
 
 class Curves(pl.Callback):
     """Logs train/loss, train/lr and perf/tokens_per_second (positions with a label).
 
-    The loss is the quotient of sums over all batches and processes since the last line. Checkpoints hold the sums, so that
-    a resumed training logs the same lines. As a callback, and not in the module, this runs before the checkpoint of the
-    same step is saved.
+    The loss is the quotient of sums over all batches and processes since the last line. Checkpoints hold the sums. As a
+    callback, and not in the module, this runs before the checkpoint of the same step is saved.
     """
 
     def __init__(self) -> None:
@@ -69,13 +139,9 @@ class Curves(pl.Callback):
         self.num_positions = state_dict["num_positions"]
 
     def _log(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        """One line, at the step that has just been made."""
         now = perf_counter()
-        values = {
-            "train/loss": float(self.total / self.weight),
-            "train/lr": self.learning_rate,
-            "perf/tokens_per_second": int(self.num_positions) / max(now - self.started, 1e-9),
-        }
+        values = {"train/loss": float(self.total / self.weight), "train/lr": self.learning_rate}
+        values["perf/tokens_per_second"] = int(self.num_positions) / max(now - self.started, 1e-9)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)
         for name in ("train/loss", "perf/tokens_per_second"):
@@ -83,13 +149,43 @@ class Curves(pl.Callback):
         self.total, self.weight, self.num_positions, self.started = 0.0, 0.0, 0, now
 
 
-def open_loggers(cfg: Any, stack: ExitStack, **runtime: Any) -> list[Any]:
-    """The loggers that a config names, open until the stack ends; None is left out, where another process logs."""
-    opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
-    return [logger for logger in opened if logger is not None]
+class Resumed(NamedTuple):
+    """Where a training goes on: a checkpoint's file and content (None: it begins), and the W&B run that it logs to."""
+
+    path: Path | None
+    checkpoint: dict[str, Any] | None
+    run_id: str
 
 
-def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any], device: torch.device | None = None) -> pl.Trainer:
+def begin_training(cfg: commands.Train | commands.Distill, folder: Path) -> Resumed:
+    """Seed random numbers and write config.yaml; says where the training goes on."""
+    quiet_lightning()
+    if is_first_process():
+        write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    path = resume_path(folder, cfg.ckpt_path)
+    checkpoint = None if path is None else read_checkpoint(path)
+    return Resumed(path, checkpoint, run_id_of(folder, checkpoint))
+
+
+@contextmanager
+def opened_trainer(
+    cfg: commands.Train | commands.Distill, folder: Path, resumed: Resumed, device: torch.device | None = None
+) -> Iterator[tuple[pl.Trainer, list[Any]]]:
+    """Lightning's trainer and the open loggers of a config; at the end all processes wait for each other."""
+    first_step = 0 if resumed.checkpoint is None else resumed.checkpoint["global_step"]
+    runtime = {"folder": folder, "config": plain(cfg), "run_id": resumed.run_id, "first_step": first_step}
+    with ExitStack() as stack:
+        opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
+        loggers = [logger for logger in opened if logger is not None]  # None: another process logs
+        trainer = build_trainer(cfg, folder, loggers, device)
+        yield trainer, loggers
+        trainer.strategy.barrier("results")
+
+
+def build_trainer(
+    cfg: commands.Trains, folder: Path, loggers: Sequence[Any], device: torch.device | None = None
+) -> pl.Trainer:
     """Lightning's trainer with checkpoints that are whole or absent.
 
     device  where one process trains if it is a GPU, whatever `trainer.accelerator` says

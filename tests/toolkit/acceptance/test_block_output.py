@@ -27,7 +27,7 @@ from toolkit.stopping import BatchRate, Rate
 from toolkit.trace import join
 from toolkit.trace.step import RecordedStep
 from toolkit.training import TracedData
-from toolkit.training.recorded_blocks import BlockStates, block_probs, chosen_steps
+from toolkit.training.recorded import BlockStates, block_probs, chosen_steps
 from toolkit.types import DraftStep
 from toolkit.verification.chain_enumeration import PrefixTables
 from toolkit.verification.rules.block import Block, survival

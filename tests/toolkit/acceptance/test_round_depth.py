@@ -27,8 +27,7 @@ from toolkit.trace import join
 from toolkit.trace.rounds import Geometry, logits_at, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.training import MixedData
-from toolkit.training.depths import drawn_depths
-from toolkit.training.recorded_positions import TracedStates
+from toolkit.training.recorded import TracedStates, drawn_depths
 
 MOST = 8
 GREEDY = Sampling(temperature=0.0, max_new_tokens=40)

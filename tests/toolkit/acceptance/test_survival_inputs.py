@@ -26,8 +26,7 @@ from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.training import MixedData
-from toolkit.training.mixed_texts import MixedTexts
-from toolkit.training.online import earlier_at
+from toolkit.training.online import MixedTexts, earlier_at
 
 MOST = 8
 GREEDY = Sampling(temperature=0.0, max_new_tokens=40)

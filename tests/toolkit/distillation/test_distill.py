@@ -116,9 +116,9 @@ def test_validation_reads_the_whole_of_p(run, tmp_path):
 
 def test_validation_looks_at_evenly_spread_tokens():
     texts = [([1], list(range(length))) for length in (40, 0, 3, 1, 56)]
-    assert TextPart(texts).num_tokens == TextPart(texts, 100).num_tokens == 100
+    assert TextPart(texts).num_positions == TextPart(texts, 100).num_positions == 100
     part = TextPart(texts, 10)
-    assert part.num_tokens == 10 and part.total == 100 and part.num_examples == 3  # texts without any are left out
+    assert part.num_positions == 10 and part.total == 100 and part.num_examples == 3  # texts without any are left out
     assert part.whole.positions == [[0, 10, 20, 30], [0], [6, 16, 26, 36, 46]]
     assert part.batch([2]).labels.tolist() == [6, 16, 26, 36, 46]
 

@@ -7,9 +7,8 @@ import copy
 import pytest
 import torch
 
-from toolkit.distillation import layers as layers_module
-from toolkit.distillation.drafts import blank_of
-from toolkit.distillation.layers import absence_costs, draft_of, layers_in, most_costly
+from toolkit.distillation import drafts
+from toolkit.distillation.drafts import absence_costs, blank_of, draft_of, layers_in, most_costly
 from toolkit.errors import InputError
 from toolkit.models.teacher import produced_logits
 from toolkit.testing import tiny_llama, tiny_model
@@ -42,7 +41,7 @@ def test_the_cost_of_an_absence_is_the_divergence_without_the_layer(tmp_path, mo
             p, q = (produced_logits(model, TEXTS).log_softmax(-1) for model in (target, draft_of(target, others)))
         assert cost == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
     assert most_costly(target, TEXTS, 1, tmp_path) == [costs.index(max(costs))]
-    monkeypatch.setattr(layers_module, "absence_costs", None)  # they are kept
+    monkeypatch.setattr(drafts, "absence_costs", None)  # they are kept
     assert most_costly(target, TEXTS, 3, tmp_path) == [0, 1, 2]
 
 

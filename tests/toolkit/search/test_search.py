@@ -16,8 +16,7 @@ import pytest
 optuna = pytest.importorskip("optuna", reason="the extra optuna is not installed")
 
 from toolkit.errors import InputError  # noqa: E402
-from toolkit.search.results import read_scores, write_results  # noqa: E402
-from toolkit.search.study import JOURNAL, Search, Settings, read_space  # noqa: E402
+from toolkit.search.study import JOURNAL, Search, Settings, read_scores, read_space, write_results  # noqa: E402  # noqa: E402
 
 SPACE = ["x=interval(-2.0,2.0)", "kind=a,b"]
 

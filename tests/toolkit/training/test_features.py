@@ -14,10 +14,10 @@ from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.models.pair import load_draft
-from toolkit.training import MixedData, cached, online, shards
+from toolkit.training import MixedData, cached, online
 from toolkit.training.batches import ExampleBatches
+from toolkit.training.cached import rounded
 from toolkit.training.online import OnlineStates
-from toolkit.training.shards import rounded
 
 SMALL = ["head.depth=1", "optimizer.lr=1e-2", "trainer.max_epochs=3", "data.batch_size=8", "logger=none"]
 
@@ -60,7 +60,7 @@ def equal(left, right):
 
 def test_an_interrupted_cache_is_completed_with_the_same_bytes(mix, draft, monkeypatch):
     data, written = MixedData(mix, draft), []
-    save = shards.save_tensors
+    save = cached.save_tensors
 
     def dies_later(path, *arguments):
         if len(written) == 3:
@@ -69,7 +69,7 @@ def test_an_interrupted_cache_is_completed_with_the_same_bytes(mix, draft, monke
         save(path, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "save_tensors", dies_later)
+        patch.setattr(cached, "save_tensors", dies_later)
         with pytest.raises(KeyboardInterrupt):
             data.prepare_data()
     kept = {path: path.stat().st_mtime_ns for path in files(data)}

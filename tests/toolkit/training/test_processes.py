@@ -20,8 +20,8 @@ from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.training.batches import ExampleBatches, Examples
+from toolkit.training.examples import Positions
 from toolkit.training.processes import check_number, check_processes, is_distributed
-from toolkit.training.states import Positions
 from toolkit.training.trainer import build_trainer
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.training.baselines import RIDGE, comparison, complaint, fit_probe, yardsticks
-from toolkit.training.states import Positions
+from toolkit.training.examples import Positions
 
 
 @pytest.fixture

@@ -3,11 +3,17 @@
 On path a trace holds clean training examples, and no token mixing is needed. At every position of a text of the target,
 the drafted token follows the draft's distribution given that text. Its label is its probability of acceptance. Where the
 acceptance draw accepted the drafted token, it is the text's own token. Then the next position's alpha =
-sum_x min(p, q)(x) is the probability that the token after it is accepted. (The acceptance draw samples what weighting every
-text token by min(1, q/p) would compute. More replicates of the recording reduce the sampling error.) For heads that read
-the depth in the round, every position is given a depth (`toolkit.training.depths`).
+sum_x min(p, q)(x) is the probability that the token after it is accepted. For heads that read the depth in the round, every
+position is given a depth (`drawn_depths`).
 
 An acceptance head (SpecDec++) learns from the state that has read the drafted token: that of the round's next step.
+
+A head with output=block learns from drafted chains of every start, on path up to the first rejected token, then its roll-out.
+Block verification's P_i follows from p and q (`toolkit.verification.rules.block.survival`). An example is a start and a depth
+k. Its labels are P_k, and P_{k+1} of the token that was drawn next, one sample of the mean that the second output predicts.
+Depth k in 1..M has weight P_{k-1}, the probability that the block was kept so far. One depth is drawn per start.
+
+Shapes: P positions, M most tokens of a recorded round, F features.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast, Between, File
+from toolkit.config.values import check_ranges
 from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
@@ -33,10 +40,9 @@ from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.trace.trace import within
-from toolkit.training.depths import drawn_depths
-from toolkit.training.examples import ExampleData
-from toolkit.training.recorded_blocks import BlockStates
-from toolkit.training.states import Positions, States
+from toolkit.training.batches import Examples
+from toolkit.training.examples import ExampleData, Positions
+from toolkit.verification.rules.block import survival
 
 READS = "the draft's final hidden state that the token was drawn from, its embedding, and the shape of the draft's distribution"
 READ_STATE = "the draft's final hidden state that has read the token"
@@ -47,7 +53,24 @@ BLOCK_LABELS = "block verification's P_k of the round's k drafted tokens, and P_
 LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later where it was accepted"
 
 
-class TracedStates(States):
+MEND = (
+    "record them with upper_bound=true and max_drafted of 2 or more; those that an older version recorded so, again, with "
+    "overwrite=true"
+)
+
+
+class RecordedStates(Examples):
+    """Texts of a trace. `edges` [N + 1] says at which rows the positions of each of the trace's N texts begin."""
+
+    def __init__(self, edges: Tensor, texts: Sequence[int]):
+        self.first, self.last = edges[:-1][list(texts)], edges[1:][list(texts)]
+        self.num_examples, self.num_positions = len(texts), int((self.last - self.first).sum())
+
+    def rows(self, examples: Sequence[int]) -> Tensor:
+        return torch.cat([torch.arange(int(self.first[text]), int(self.last[text])) for text in examples])
+
+
+class TracedStates(RecordedStates):
     """The positions of some texts of a trace: features [P, F] and labels [P, 2], not a number where there is none.
 
     Of recordings by start these are all steps that a round may visit before a rejection, P of them.
@@ -85,17 +108,16 @@ class TracedStates(States):
         following = torch.where(followed, following, 0)
         labels = accepts.float() if hard else torch.stack([trace.accept_prob[self.steps], trace.alpha[following]], 1)
         self.labels = torch.stack([labels[:, 0], labels[:, 1].where(followed, torch.nan)], 1)
-        self.first, self.last = edges[:-1][list(texts)], edges[1:][list(texts)]
-        self.num_examples, self.num_positions = len(texts), int((self.last - self.first).sum())
+        super().__init__(edges, texts)
 
     def batch(self, examples: Sequence[int]) -> Positions:
-        index = torch.cat([torch.arange(int(self.first[text]), int(self.last[text])) for text in examples])
+        index = self.rows(examples)
         step = RecordedStep(self.trace, 1, self.steps[index])
         depth = None if self.depths is None else self.depths[index]
         return Positions(self.inputs.features(step, self.table, depth), self.labels[index], step.token_prob)
 
 
-class ReadStates(States):
+class ReadStates(RecordedStates):
     """The states [P, D] that have read the drafted tokens of some texts of a trace, with labels [P], for acceptance heads.
 
     Positions and labels are those of `TracedStates`, where the recording has a step more.
@@ -114,12 +136,10 @@ class ReadStates(States):
         start, self.steps, self.reading = start[read], self.steps[read], self.reading[read]
         self.labels = accepted[read].float() if hard else trace.accept_prob[self.steps]
         edges = torch.searchsorted(start, trace.text_first)
-        chosen = [text for text in texts if edges[text] < edges[text + 1]]
-        self.first, self.last = edges[:-1][chosen], edges[1:][chosen]
-        self.num_examples, self.num_positions = len(chosen), int((self.last - self.first).sum())
+        super().__init__(edges, [text for text in texts if edges[text] < edges[text + 1]])
 
     def batch(self, examples: Sequence[int]) -> Positions:
-        index = torch.cat([torch.arange(int(self.first[text]), int(self.last[text])) for text in examples])
+        index = self.rows(examples)
         hidden = RecordedStep(self.trace, 1, self.reading[index]).hidden
         return Positions(hidden, self.labels[index], self.trace.token_prob[self.steps[index]])
 
@@ -136,6 +156,95 @@ def visited(trace: Trace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     depth = 1 + within(more + 1)
     step = torch.where(depth == 1, start, trace.roll_first[start] + depth - 2)
     return start, depth, step, depth <= more[start]
+
+
+class BlockStates(RecordedStates):
+    """One example per position of some texts, as a start: features [P, F], labels [P, 2], not a number where there is none.
+
+    inputs  what the head to be trained reads; seed: of the depths
+    Raises InputError if the recording lacks p of the drafted tokens, or roll-outs.
+    """
+
+    def __init__(self, trace: Trace, texts: Sequence[int], table: Tensor, inputs: Inputs | None = None, seed: int = 0):
+        super().__init__(trace.text_first, texts)
+        self.trace, self.table, self.inputs = trace, table, inputs or Inputs()
+        self.steps, self.depths, self.labels = chosen_steps(trace, torch.Generator().manual_seed(seed))
+
+    def batch(self, examples: Sequence[int]) -> Positions:
+        starts = self.rows(examples)
+        step = RecordedStep(self.trace, 1, self.steps[starts])
+        features = self.inputs.features(step, self.table, self.depths[starts])
+        return Positions(features, self.labels[starts], step.token_prob)
+
+
+def block_probs(trace: Trace) -> tuple[Tensor, Tensor]:
+    """For every depth 1..M and start: the step there [M, P], and P_depth [M, P], not a number beyond the chain's end.
+
+    Raises InputError if the recording does not hold p of all drafted tokens.
+    """
+    if trace.target_prob is None or bool(trace.target_prob.isnan().any()):
+        lacking = "p and q of all drafted tokens, which these traces lack"
+        raise InputError(f"head.output=block learns from {lacking}: {MEND}")
+    geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
+    weight = torch.ones(trace.num_positions, dtype=torch.float64)
+    steps, probs = [], []
+    for depth in range(1, trace.max_drafted + 1):
+        index, exists = step_at(trace, geometry, starts, depth)
+        p, q = (values[index].double() for values in (trace.target_prob, trace.draft_prob))
+        weight = torch.where(exists, survival(weight, p, q), torch.nan)
+        steps.append(index)
+        probs.append(weight)
+    return torch.stack(steps), torch.stack(probs)
+
+
+def chosen_steps(trace: Trace, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """One example per start: its step [P], depth [P] from 1, and labels [P, 2]. Raises InputError without roll-outs."""
+    if trace.max_drafted < 2:
+        raise InputError(f"head.output=block needs chains of drafted tokens, these traces hold single ones: {MEND}")
+    steps, probs = block_probs(trace)
+    before = torch.cat([torch.ones_like(probs[:1]), probs[:-1]])
+    weights = torch.where(probs.isnan(), 0.0, before.nan_to_num(0.0)).cumsum(0)
+    level = torch.rand(weights.shape[1], generator=generator, dtype=torch.float64) * weights[-1]
+    chosen = (level >= weights).sum(0).clamp(max=len(steps) - 1)
+    following = torch.cat([probs[1:], torch.full_like(probs[:1], torch.nan)])
+    starts = torch.arange(len(chosen))
+    labels = torch.stack([probs[chosen, starts], following[chosen, starts]], 1).float()
+    return steps[chosen, starts], chosen + 1, labels
+
+
+def drawn_depths(probs: Tensor, first: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """A depth in the round, in 1..most, for every position [n]: a recorded position belongs to no round.
+
+    Rounds of 1 to M tokens may start at every token of a response, with equal probability. A round goes on only while all
+    its drafted tokens are accepted. So a position i is at depth d with a probability proportional to
+
+        c_{i-1} c_{i-2} ... c_{i-d+1},      d = 1 .. min(i - first + 1, M)
+
+    c_j is the probability that the drafted token at j is accepted. It is 0 or 1 in a trace, where acceptance draws are known.
+    There d is uniform over the starts whose round reaches i. No policy is presumed, because the head shall decide how long
+    rounds are. Replay and dynamic program weigh starts alike, too. Rounds of one policy start mostly after its rejections.
+
+    probs [n]  c of every position
+    first [n]  where the position's response begins
+    """
+    probs = probs.double()
+    position = torch.arange(len(probs))
+
+    def deeper(weight: Tensor, depth: int) -> Tensor:
+        before = position - depth
+        return torch.where(before >= first, weight * probs[before.clamp(min=0)], 0.0)
+
+    total = weight = torch.ones_like(probs)  # sums of weights over depths
+    for depth in range(1, most):
+        weight = deeper(weight, depth)
+        total = total + weight
+    level = torch.rand(len(probs), generator=generator, dtype=torch.float64) * total
+    depths, reached, weight = torch.ones_like(position), torch.zeros_like(level), torch.ones_like(level)
+    for depth in range(1, most):
+        reached = reached + weight
+        weight = deeper(weight, depth)
+        depths += (level >= reached) & (weight > 0)
+    return depths
 
 
 class TracedData(ExampleData):
@@ -165,14 +274,12 @@ class TracedData(ExampleData):
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
         self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"  # or "block", "survival"
-        if not 0 < validation_fraction < 1:
-            raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
+        self.validation_fraction = validation_fraction
+        check_ranges(self, "data.")
         recorded, layers = self.summary.get("draft_layers", []), layers_of(draft)
         check_layers(recorded, layers, f"the states in {path} hold", "this draft gives")
-        self.validation_fraction = validation_fraction
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the traces, and split them by text."""
         if self.states:
             return
         trace, table = read_traces(self.path, replicate=None), embedding_table(self.draft).cpu()
@@ -203,9 +310,7 @@ class TracedData(ExampleData):
                 "head.round_depth=0, or data=mixed"
             )
         if reads[1] == "block" and self.hard_labels:
-            raise InputError(
-                "data.hard_labels: recordings hold no acceptance draws of whole rounds (head.output=block)"
-            )
+            raise InputError("data.hard_labels: traces hold no acceptance draws of whole rounds (head.output=block)")
         if reads != (self.head_inputs, self.output):
             (self.head_inputs, self.output), self.states = reads, {}
 
