@@ -25,7 +25,7 @@ from toolkit.models.fingerprint import CHUNK, Weights, difference, sketch
 from toolkit.models.pair import TOY, fingerprint, load_draft
 from toolkit.testing import tiny_model
 from toolkit.training import MixedData
-from toolkit.training.start import check_resumable, warm_start
+from toolkit.training.checkpoints import check_resumable, warm_start
 
 PROMPT = [5, 9, 11, 7]
 
