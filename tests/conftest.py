@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.tiny_checkpoints import checkpoints  # noqa: F401
-from tests.tiny_stages import tiny_mix, tiny_overrides, tiny_pair, tiny_responses  # noqa: F401
+from tests.tiny_stages import tiny_mix, tiny_overrides, tiny_pair, tiny_responses, undrawn  # noqa: F401
 from toolkit import ModelPair, testing
 from toolkit.acceptance import AcceptanceHead
 

@@ -24,6 +24,8 @@ from toolkit.training import TracedData
 from toolkit.training.console import EpochLines
 from toolkit.types import DraftStep
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL = ["model=preread_head", "data=traced", "head.width=8", "trainer.max_epochs=3", "data.batch_size=8", "logger=csv"]
 
 

@@ -19,6 +19,8 @@ from toolkit.training.batches import ExampleBatches
 from toolkit.training.online import OnlineStates
 from toolkit.training.shards import rounded
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SMALL = ["head.depth=1", "optimizer.lr=1e-2", "trainer.max_epochs=3", "data.batch_size=8", "logger=none"]
 
 
