@@ -4,6 +4,7 @@ against transformers'.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -16,6 +17,7 @@ from scipy.stats import chi2_contingency, chisquare
 from tests.slow_beams import SlowRound, Tables
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
+from toolkit.decoding.beams import _shares
 from toolkit.engine import TabularModel
 from toolkit.engine.hf import HFSession
 from toolkit.errors import InputError
@@ -477,6 +479,27 @@ def test_a_sampled_block_is_one_of_the_beams(table_pair, end, warped):
     runs = 8000
     seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, built, sampling, batch_size=4000))
     assert chisquare([seen[t] for t in exact], [exact[t] * runs for t in exact]).pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    ("living", "finished", "widths"),
+    [([3, 3], [1, 2], [3, 3, 2]), ([2, 2, 2], [], [4, 3]), ([], [1, 1, 2], [2, 1]), ([1], [], [1])],
+)
+def test_shares_are_those_of_beams_drawn_layer_by_layer(living, finished, widths):
+    """In every layer one of its beams, all alike; a block is over where the drawn one has ended."""
+    lengths = [*living, *finished]
+    shares = _shares(lengths, widths)
+    rng, runs, seen = random.Random(0), 20_000, [0] * len(lengths)
+    for _ in range(runs):
+        for layer, width in enumerate(widths, start=1):
+            here = [i for i, length in enumerate(lengths) if length == layer]
+            place = rng.randrange(width)
+            if place < len(here):
+                seen[here[place]] += 1
+                break
+    for share, count in zip(shares, seen, strict=True):
+        assert abs(count / runs - share) < 5 * (share * (1 - share) / runs) ** 0.5 + 1e-9
+    assert sum(shares) <= 1 + 1e-12
 
 
 def test_blocks_are_searched_at_temperature_0(exact_pair, prompts):

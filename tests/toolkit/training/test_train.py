@@ -292,7 +292,7 @@ def test_a_finished_training_refuses_a_checkpoint_that_is_not_there(trained, ove
         train.run(compose("train", [*overrides, f"paths.output_dir={trained}", f"ckpt_path={tmp_path}/no.ckpt"]))
 
 
-@pytest.mark.parametrize("text", ["", "step,\0", "epoch\n1\n", "step,epoch\nx,1\n"])
+@pytest.mark.parametrize("text", ["step,\0", "step,epoch\nx,1\n"])
 def test_damaged_curves_of_a_training_that_goes_on_are_named(trained, overrides, tmp_path, text):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
