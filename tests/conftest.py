@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import pytest
 import torch
 
-from tests.tiny_stages import checkpoints, tiny_mix, tiny_overrides, tiny_pair, tiny_responses  # noqa: F401
+from tests.tiny_stages import checkpoints, tiny_mix, tiny_overrides, tiny_pair, tiny_responses, undrawn  # noqa: F401
 from toolkit import ModelPair, testing
 from toolkit.acceptance import AcceptanceHead
 

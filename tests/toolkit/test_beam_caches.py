@@ -10,13 +10,13 @@ import torch
 from tests.toolkit.test_beam_stops import lettered, letters
 from tests.toolkit.test_beams import method
 from toolkit import ModelPair, config
-from toolkit.decoding import BeamChainProposer, Beams, Method, Sampling, decode
-from toolkit.decoding.proposers.forest import ForestProposer, joint_distribution
+from toolkit.decoding import BeamChainProposer, Beams, ForestProposer, Method, Sampling, decode
+from toolkit.decoding.proposers.forest import joint_distribution
 from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import TabularModel
-from toolkit.errors import InputError
 from toolkit.sampling import warp
-from toolkit.stopping import Fixed
+from toolkit.stopping import Confidence, Fixed
+from toolkit.types import DraftStep
 from toolkit.verification import get
 
 
@@ -124,19 +124,6 @@ def test_a_beam_draft_says_what_its_cache_holds(endless_pair):
     assert held[0] == [True, True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"num_beams": 0}, "^beams.num_beams: expected a number in .1, 4096., got 0$"),
-        ({"collapse_after": 0}, "^beams.collapse_after: expected at least 1 or null, got 0$"),
-        ({"collapse_to": "draw", "selection": "top"}, "^beams.collapse_to: draw needs sampled beams"),
-    ],
-)
-def test_settings_of_beams_are_checked_wherever_they_are_built(settings, words):
-    with pytest.raises(InputError, match=words):
-        Beams(**settings)
-
-
 def test_a_block_may_be_drawn_from_sampled_beams():
     assert Beams(collapse_after=1, collapse_to="draw").lossless
     assert Beams(collapse_after=2, collapse_to="draw").by_block
@@ -153,3 +140,23 @@ def test_half_precision_logits_are_weighed_in_single_precision(dtype):
     wide = scores.unsqueeze(-1) + logits.double().log_softmax(-1)
     assert (joint - wide).nan_to_num().abs().max() < 1e-4
     assert (probs - warp(wide.flatten(1), Sampling(temperature=0.9))).abs().max() < 1e-4
+
+
+class Certain(Confidence):
+    """Foresees acceptance with a probability that it was told."""
+
+    prob = 0.0
+
+    def foresee(self, step: DraftStep) -> torch.Tensor:
+        return torch.full((len(step.logits),), self.prob)
+
+
+@pytest.mark.parametrize(("prob", "expected"), [(1.0, 2), (0.9, 3), (0.5, 4), (0.4, 5), (0.3, 6), (0.01, 6), (0.0, 6)])
+def test_a_layer_has_as_many_candidates_as_let_the_wanted_number_be_accepted(prob, expected, table_pair):
+    """ceil(2 / probability), between 2 and 6; the first layer, which nothing was foreseen for, has all 6."""
+    policy = Certain(0.0)
+    object.__setattr__(policy, "prob", prob)
+    adaptive = Method("beams", policy, get("beam_layer"), ForestProposer(6, 2, 2), beams=Beams(2))
+    (generation,) = decode(table_pair, [[0, 1]], adaptive, Sampling(max_new_tokens=30, seed=1))
+    whole = [r.num_drafted for r in generation.rounds if r.num_draft_calls == 2]
+    assert set(whole) == {6 + expected}

@@ -111,7 +111,7 @@ def test_a_draft_is_the_slow_one_on_the_same_uniforms(sampling, ends, policy):
     pair = ModelPair(target=target, draft=draft, end_ids=ends)
     proposer, limits = BeamChainProposer(4, 3), [9, 3, 2, 1, 0, 9]
     lengths = set()
-    for _ in range(20):
+    for _ in range(12):
         uniforms = torch.rand(len(PROMPTS), 12, generator=generator, dtype=torch.float64)
         bounded = Bounded(policy, 1, 9)
         proposal, state = proposer.propose(draft_context(pair, sampling, limits, uniforms), bounded, {})
@@ -158,7 +158,7 @@ def test_one_beam_is_the_chain_token_for_token(penalty, exact_pair, prompts):
     assert outcome(chain) == outcome(beam)
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.1, 0.7])
+@pytest.mark.parametrize("tau", [0.0, 0.7])
 def test_the_draft_cache_holds_what_the_text_holds(tau, exact_pair, prompts):
     """Against a draft that forgets everything after each round and reads the whole text again."""
 

@@ -160,11 +160,13 @@ def agreement(one: SlowRound, drafts: Drafts, cells: Cells, found: BeamVerdict) 
     return good & (right | (cells.extra < 0)).all(1)
 
 
-HEAVY = ("rejected, three tokens (0)", "rejected, two inputs (3)", "dynamic, zeros (7)")
+HEAVY = ("rejected, three tokens (0)", "rejected, two inputs (3)")
+FAST = [f"{name} ({seeds[0]})" for name, (_, seeds, _) in SHAPES.items()]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in ROUNDS]
+    "name",
+    [name if name in FAST and name not in HEAVY else pytest.param(name, marks=pytest.mark.slow) for name in ROUNDS],
 )
 def test_output_beams_are_those_of_beam_sampling(name):
     """Every draft, every cell of the uniforms, at both of its ends: then the cells' sizes are the probabilities of `judge`."""

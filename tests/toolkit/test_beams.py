@@ -4,6 +4,7 @@ against transformers'.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -16,6 +17,7 @@ from scipy.stats import chi2_contingency, chisquare
 from tests.slow_beams import SlowRound, Tables
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
+from toolkit.decoding.beams import _shares
 from toolkit.engine import TabularModel
 from toolkit.engine.hf import HFSession
 from toolkit.errors import InputError
@@ -140,16 +142,22 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("warped", [pytest.param(False, marks=pytest.mark.slow), True])
+WARPED = pytest.mark.parametrize("warped", [
+    {"temperature": 0.8, "top_k": 3, "min_p": 0.1},
+    *(pytest.param(w, marks=pytest.mark.slow) for w in ({}, {"temperature": 0.8, "top_k": 3, "top_p": 0.9})),
+])  # fmt: skip
+
+
+@WARPED
 @pytest.mark.parametrize("name", CASES)
 def test_beams_follow_the_distribution_of_beam_sampling(name, warped, table_pair):
     """Chi-square over all multisets of output beams of at most 3 tokens; end of text inside. Level: Bonferroni."""
-    sampling = Sampling(max_new_tokens=3, seed=4, **({"temperature": 0.8, "top_k": 3, "top_p": 0.9} if warped else {}))
+    sampling = Sampling(max_new_tokens=3, seed=4, **warped)
     built = CASES[name]
     distribution = beam_distribution(table_pair.target, [0, 1], built.beams.num_beams, 3, 2, sampling)
     assert abs(sum(distribution.values()) - 1) < 1e-9
     seen = sampled(table_pair, built, RUNS, 3, sampling, RUNS)
-    assert p_value(seen, distribution) > 0.001 / (2 * len(CASES))
+    assert p_value(seen, distribution) > 0.001 / (3 * len(CASES))
 
 
 def p_value(seen: Counter[Living], distribution: dict[Living, float]) -> float:
@@ -220,16 +228,16 @@ DYNAMIC = {
 }
 
 
-@pytest.mark.parametrize("warped", [pytest.param(False, marks=pytest.mark.slow), True])
+@WARPED
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_beams_of_dynamic_width_follow_their_distribution(name, warped, table_pair):
     """The same where layers are as wide as the draft can be trusted: the distribution mixes over what was drafted."""
-    sampling = Sampling(max_new_tokens=3, seed=5, **({"temperature": 0.8, "top_k": 3, "top_p": 0.9} if warped else {}))
+    sampling = Sampling(max_new_tokens=3, seed=5, **warped)
     distribution = dynamic_distribution(table_pair, [0, 1], DYNAMIC[name], 3, 2, sampling)
     assert abs(sum(distribution.values()) - 1) < 1e-9
     assert {1, 2} <= {len(beams) for beams in distribution}
     seen = sampled(table_pair, DYNAMIC[name], RUNS, 3, sampling, RUNS)
-    assert p_value(seen, distribution) > 0.001 / (2 * len(DYNAMIC))
+    assert p_value(seen, distribution) > 0.001 / (3 * len(DYNAMIC))
 
 
 def tabulated(model: Any, prompt: list[int], length: int) -> TabularModel:
@@ -260,10 +268,9 @@ FLOAT32 = {
 }
 
 
-@pytest.mark.parametrize(("truncation", "noise"), [
-    ("top_k", 0.0), ("top_k and top_p", 1e-6), ("untruncated", 1e-6),
-    *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in FLOAT32 if name != "top_k"),
-    *(pytest.param(name, 1e-6, marks=pytest.mark.slow) for name in ("top_k", "top_k of pairs", "top_p", "min_p")),
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 1e-6])
+@pytest.mark.parametrize("truncation", [
+    "top_k and top_p", *(pytest.param(name, marks=pytest.mark.slow) for name in FLOAT32 if name != "top_k and top_p")
 ])  # fmt: skip
 def test_equal_beams_are_cut_alike_whatever_rounding_does(truncation, noise, float32_pair, monkeypatch):
     """Whole outputs of real float32 forwards, plain and speculative, against the enumeration and each other.
@@ -281,7 +288,7 @@ def test_equal_beams_are_cut_alike_whatever_rounding_does(truncation, noise, flo
     monkeypatch.setattr(HFSession, "extend", off)
     sampling, runs = Sampling(max_new_tokens=3, seed=9, **FLOAT32[truncation]), 3000
     distribution = beam_distribution(tabulated(float32_pair.target, [0, 1], 3), [0, 1], 2, 3, -1, sampling)
-    level = 0.001 / (6 * len(FLOAT32))
+    level = 0.001 / (8 * len(FLOAT32))
     seen = [
         sampled(float32_pair, built, runs, 3, sampling, 1000)
         for built in (method(2), method(2, drafted=3), method(2, drafted=3, threshold=0.0, min_width=2))
@@ -453,8 +460,7 @@ def test_blocks_of_one_token_are_plain_sampling(table_pair, warped):
     assert chisquare([seen[t] for t in exact], [exact[t] * runs for t in exact]).pvalue > 0.001
 
 
-@pytest.mark.parametrize("warped", [{}, {"top_k": 2}])
-@pytest.mark.parametrize("end", [None, 2])
+@pytest.mark.parametrize(("warped", "end"), [({}, 2), ({"top_k": 2}, None)])
 def test_a_sampled_block_is_one_of_the_beams(table_pair, end, warped):
     """Two layers of two beams, by enumeration: beams are drawn layer by layer from p_beam, then one of them, all alike."""
     pair = ModelPair(target=table_pair.target, end_ids=() if end is None else (end,))
@@ -473,6 +479,27 @@ def test_a_sampled_block_is_one_of_the_beams(table_pair, end, warped):
     runs = 8000
     seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, built, sampling, batch_size=4000))
     assert chisquare([seen[t] for t in exact], [exact[t] * runs for t in exact]).pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    ("living", "finished", "widths"),
+    [([3, 3], [1, 2], [3, 3, 2]), ([2, 2, 2], [], [4, 3]), ([], [1, 1, 2], [2, 1]), ([1], [], [1])],
+)
+def test_shares_are_those_of_beams_drawn_layer_by_layer(living, finished, widths):
+    """In every layer one of its beams, all alike; a block is over where the drawn one has ended."""
+    lengths = [*living, *finished]
+    shares = _shares(lengths, widths)
+    rng, runs, seen = random.Random(0), 20_000, [0] * len(lengths)
+    for _ in range(runs):
+        for layer, width in enumerate(widths, start=1):
+            here = [i for i, length in enumerate(lengths) if length == layer]
+            place = rng.randrange(width)
+            if place < len(here):
+                seen[here[place]] += 1
+                break
+    for share, count in zip(shares, seen, strict=True):
+        assert abs(count / runs - share) < 5 * (share * (1 - share) / runs) ** 0.5 + 1e-9
+    assert sum(shares) <= 1 + 1e-12
 
 
 def test_blocks_are_searched_at_temperature_0(exact_pair, prompts):

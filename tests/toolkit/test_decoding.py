@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 import torch
 
@@ -21,103 +24,88 @@ BEAMS = [name for name in METHODS if config.method(name).beams is not None]  # t
 LOSSLESS = [name for name in METHODS if config.method(name).rule.lossless and name not in BEAMS]
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in COUPLED])
+@pytest.fixture(scope="module")
+def sampled(exact_pair, prompts):
+    """Decodes all prompts in batches of three by a method with these overrides, once for all tests."""
+
+    def decoded(name, *overrides):
+        return decode(exact_pair, prompts, config.method(name, overrides), Sampling(max_new_tokens=13), batch_size=3)
+
+    return cache(decoded)
+
+
+def assert_same(generations, others):
+    """Equal texts in equal rounds."""
+    for one, other in zip(generations, others, strict=True):
+        assert (one.token_ids, one.beams, one.counts) == (other.token_ids, other.beams, other.counts)
+        rounds = [[(r.num_drafted, r.num_accepted) for r in generation.rounds] for generation in (one, other)]
+        assert rounds[0] == rounds[1]
+
+
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, prompts):
-    """Batch 1, 4 and all at once, and in reverse order: the same tokens and the same rounds, exactly."""
-    method, sampling = config.method(name), Sampling(temperature=temperature, max_new_tokens=16)
-    alone = decode(exact_pair, prompts, method, sampling, batch_size=1)
+def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, prompts, sampled):
+    """Alone, in threes and all in reverse order: the same tokens and rounds, exactly. Coupled rows: in equal batches."""
+    method, sampling = config.method(name), Sampling(temperature=temperature, max_new_tokens=13)
+    together = sampled(name) if temperature else decode(exact_pair, prompts, method, sampling, batch_size=3)
+    if name in COUPLED:
+        assert_same(decode(exact_pair, prompts, method, sampling, batch_size=3), together)
+        return
+    assert_same(decode(exact_pair, prompts[4:6], method, sampling, batch_size=1, row_ids=[4, 5]), together[4:6])
     rows = range(len(prompts))[::-1]
-    for together in (
-        decode(exact_pair, prompts, method, sampling, batch_size=3),
-        decode(exact_pair, prompts[::-1], method, sampling, batch_size=7, row_ids=rows)[::-1],
-    ):
-        for one, other in zip(alone, together, strict=True):
-            assert one.token_ids == other.token_ids
-            assert [(r.num_drafted, r.num_accepted) for r in one.rounds] == [
-                (r.num_drafted, r.num_accepted) for r in other.rounds
-            ]
+    assert_same(decode(exact_pair, prompts[::-1], method, sampling, batch_size=7, row_ids=rows)[::-1], together)
 
 
-@pytest.mark.parametrize("name", COUPLED)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_equal_batches_of_coupled_rows_give_equal_texts(name, temperature, exact_pair, prompts):
-    method, sampling = config.method(name), Sampling(temperature=temperature, max_new_tokens=16)
-    one, other = (decode(exact_pair, prompts, method, sampling, batch_size=3) for _ in range(2))
-    assert [g.token_ids for g in one] == [g.token_ids for g in other]
-    assert [[r.num_drafted for r in g.rounds] for g in one] == [[r.num_drafted for r in g.rounds] for g in other]
-
-
-ONE_OF_A_KIND = ("speculative", "specdec_pp", "mcsd", "specinfer", "mtad", "dsbd", "prompt_lookup")
+ONE_OF_A_KIND = ("speculative", "specdec_pp", "mcsd", "mtad", "dsbd", "prompt_lookup")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+    ("name", "overrides"),
+    [
+        *((name, ()) if name in ONE_OF_A_KIND else pytest.param(name, (), marks=pytest.mark.slow) for name in METHODS),
+        *((name, ("max_drafted=2",)) for name in ("specinfer", "mtad", "block")),
+    ],
 )
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_launching_ahead_of_the_answers_changes_nothing(name, batch_size, exact_pair, prompts, monkeypatch):
-    """As on a GPU, where the host learns a step later that every row has stopped."""
-    method, sampling = config.method(name), Sampling(max_new_tokens=16)
-    expected = decode(exact_pair, prompts, method, sampling, batch_size=batch_size)
+def test_launching_ahead_of_the_answers_changes_nothing(name, overrides, exact_pair, prompts, sampled, monkeypatch):
+    """As on a GPU, where the host learns a step later that every row has stopped; also at the method's limit."""
+    expected = sampled(name, *overrides)
     for ahead in (1, 2):
         for module in ("chain", "tree", "beam_chain", "forest"):
             monkeypatch.setattr(
                 f"toolkit.decoding.proposers.{module}.Gate", lambda device, ahead=ahead: Gate(device, ahead)
             )
-        for one, other in zip(
-            expected, decode(exact_pair, prompts, method, sampling, batch_size=batch_size), strict=True
-        ):
-            assert one.token_ids == other.token_ids
-            assert one.counts == other.counts
+        method, sampling = config.method(name, overrides), Sampling(max_new_tokens=13)
+        assert_same(decode(exact_pair, prompts, method, sampling, batch_size=3), expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        ("specinfer", "max_drafted=2"),
-        ("mtad", "max_drafted=2"),
-        ("block", "max_drafted=2"),
-    ],
-)
-def test_launching_ahead_stays_within_the_methods_limit(name, limit, exact_pair, prompts, monkeypatch):
-    method, sampling = config.method(name, [limit]), Sampling(max_new_tokens=16)
-    expected = decode(exact_pair, prompts, method, sampling, batch_size=3)
-    for module in ("chain", "tree", "beam_chain"):
-        monkeypatch.setattr(f"toolkit.decoding.proposers.{module}.Gate", lambda device: Gate(device, 1))
-    found = decode(exact_pair, prompts, method, sampling, batch_size=3)
-    assert [(g.token_ids, g.counts) for g in found] == [(g.token_ids, g.counts) for g in expected]
+@pytest.mark.parametrize("name", ["speculative", "mtad_head", "speculative_beam", "dsbd_head"])
+def test_of_several_drafts_the_first_one_drafts_alone(name, exact_pair, prompts, sampled):
+    several = replace(exact_pair, draft=None, drafts=[exact_pair.draft, exact_pair.target])
+    assert_same(decode(several, prompts, config.method(name), Sampling(max_new_tokens=13), batch_size=3), sampled(name))
 
 
-@pytest.mark.parametrize("name", ["speculative", "mtad", "mtad_head", "speculative_beam", "dsbd", "dsbd_head"])
-def test_of_several_drafts_the_first_one_drafts_alone(name, exact_pair, prompts):
-    sampling = Sampling(max_new_tokens=12)
-    several = ModelPair(
-        target=exact_pair.target,
-        drafts=[exact_pair.draft, exact_pair.target],
-        end_ids=exact_pair.end_ids,
-        head=exact_pair.head,
-    )
-    method = config.method(name, [], exact_pair.head)
-    found, expected = (decode(pair, prompts, method, sampling, batch_size=3) for pair in (several, exact_pair))
-    assert [(g.token_ids, g.beams) for g in found] == [(g.token_ids, g.beams) for g in expected]
+@pytest.fixture(scope="module")
+def greedy_texts(exact_pair, prompts):
+    """The target's own texts under a repetition penalty, by transformers."""
+    settings = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.2, "eos_token_id": 5}
+    texts = [exact_pair.target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
+    return [text[len(prompt) :] for prompt, text in zip(prompts, texts, strict=True)]
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_greedy_output_is_the_targets_own(name, exact_pair, prompts):
+def test_greedy_output_is_the_targets_own(name, exact_pair, prompts, greedy_texts):
     sampling = Sampling(temperature=0, max_new_tokens=12, repetition_penalty=1.2)
     generations = decode(exact_pair, prompts, config.method(name), sampling, batch_size=4)
-    for prompt, generation in zip(prompts, generations, strict=True):
-        reference = exact_pair.target.generate(
-            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, repetition_penalty=1.2, eos_token_id=5
-        )
-        assert generation.token_ids == reference[0, len(prompt) :].tolist()
+    assert [generation.token_ids for generation in generations] == greedy_texts
 
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("limit", [1, 2, 13])
-def test_counts(name, limit, exact_pair, prompts):
+def test_counts(name, limit, exact_pair, prompts, sampled):
     """In every round drafted + 1 = produced + discarded, end of text and length limit inside accepted runs included."""
-    for generation in decode(exact_pair, prompts, config.method(name), Sampling(max_new_tokens=limit), batch_size=3):
+    short = Sampling(max_new_tokens=limit)
+    generations = decode(exact_pair, prompts, config.method(name), short, batch_size=7) if limit < 13 else sampled(name)
+    for generation in generations:
         counts, rounds = generation.counts, generation.rounds
         assert len(generation.token_ids) == counts.num_generated <= limit
         assert (generation.finish_reason == "end") == (generation.token_ids[-1] == 5)
@@ -136,23 +124,19 @@ def test_counts(name, limit, exact_pair, prompts):
 )
 def test_counts_where_a_drafted_token_ends_the_text(name, table_pair):
     """One token of three ends a text: the end is often a draft that was accepted, and no further token is drawn then."""
-    method = config.method(name)
-    for limit in (4, 12):
-        inside = 0
-        for generation in decode(
-            table_pair, [[0, 1]] * 60, method, Sampling(max_new_tokens=limit, seed=limit), batch_size=60
-        ):
-            counts, rounds = generation.counts, generation.rounds
-            assert 2 not in generation.token_ids[:-1]
-            assert counts.num_drafted + counts.num_target_calls == counts.num_generated + counts.num_discarded
-            assert sum(r.num_produced for r in rounds) == counts.num_generated == len(generation.token_ids)
-            assert all(r.num_produced == r.num_accepted + 1 for r in rounds[:-1])
-            last = rounds[-1]
-            assert last.num_produced in (last.num_accepted, last.num_accepted + 1)
-            if last.num_produced == last.num_accepted:
-                assert generation.token_ids[-1] == 2  # only an end of text takes the place of the extra token
-                inside += 1
-        assert inside >= 3
+    inside, sampling = 0, Sampling(max_new_tokens=6, seed=4)
+    for generation in decode(table_pair, [[0, 1]] * 60, config.method(name), sampling, batch_size=60):
+        counts, rounds = generation.counts, generation.rounds
+        assert 2 not in generation.token_ids[:-1]
+        assert counts.num_drafted + counts.num_target_calls == counts.num_generated + counts.num_discarded
+        assert sum(r.num_produced for r in rounds) == counts.num_generated == len(generation.token_ids)
+        assert all(r.num_produced == r.num_accepted + 1 for r in rounds[:-1])
+        last = rounds[-1]
+        assert last.num_produced in (last.num_accepted, last.num_accepted + 1)
+        if last.num_produced == last.num_accepted:
+            assert generation.token_ids[-1] == 2  # only an end of text takes the place of the extra token
+            inside += 1
+    assert inside >= 3
 
 
 TREES_ARE_SLOW = [  # their trees are tried in tests/toolkit/test_trees.py, too
@@ -165,9 +149,10 @@ TREES_ARE_SLOW = [  # their trees are tried in tests/toolkit/test_trees.py, too
 
 @pytest.mark.parametrize("name", TREES_ARE_SLOW)
 def test_whole_outputs_follow_the_targets_distribution(name, table_pair):
+    """In a large batch; alone, too, where the rows of a batch decide together (other rows are equal alone, see above)."""
     level = 0.001 / (2 * len(LOSSLESS))  # Bonferroni over the tests of this function
-    assert output_pvalue(table_pair, config.method(name), 10_000, batch_size=5000) > level
-    assert output_pvalue(table_pair, config.method(name), 500, batch_size=1) > level
+    assert output_pvalue(table_pair, config.method(name), 10_000, batch_size=10_000) > level
+    assert name not in COUPLED or output_pvalue(table_pair, config.method(name), 300, batch_size=1) > level
 
 
 def test_the_sequence_test_catches_a_wrong_rule(table_pair):
@@ -179,14 +164,13 @@ def test_the_sequence_test_catches_a_wrong_rule(table_pair):
             length, _ = super().accept(target_probs, draft_probs, tokens, num_drafted, uniforms)
             return length, target_probs[torch.arange(len(length)), length]
 
-    assert output_pvalue(table_pair, Method("wrong", Fixed(3), Wrong()), 10_000, batch_size=5000) < 1e-6
+    assert output_pvalue(table_pair, Method("wrong", Fixed(3), Wrong()), 10_000, batch_size=10_000) < 1e-6
 
 
 def test_the_draft_may_have_its_own_temperature(table_pair):
-    method = Method("warm", Fixed(3), get("rejection"), draft_temperature=2.0)
-    assert output_pvalue(table_pair, method, 10_000, batch_size=5000) > 0.0005
-    cold = Method("cold", Fixed(3), get("rejection"), draft_temperature=0.0)
-    assert output_pvalue(table_pair, cold, 10_000, batch_size=5000) > 0.0005
+    for temperature in (0.0, 2.0):
+        method = Method("own", Fixed(3), get("rejection"), draft_temperature=temperature)
+        assert output_pvalue(table_pair, method, 10_000, batch_size=10_000) > 0.0005
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted(table_pair):

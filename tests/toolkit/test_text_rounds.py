@@ -62,8 +62,9 @@ def test_a_stop_string_may_be_complete_at_any_token_of_a_round(num_drafted, exac
         assert cut.finish_reason == "stop"
 
 
-def test_the_target_reads_every_token_once(table_pair, monkeypatch):
-    """Behind an accepted path of a tree, however short, its cache lacks the newest token only."""
+@pytest.mark.parametrize("name", ["speculative", "specinfer"])
+def test_the_target_reads_every_token_once(name, table_pair, monkeypatch):
+    """Behind an accepted chain or path of a tree, however short, its cache lacks the newest token only."""
     again, original = [], TabularSession.extend
 
     def spy(self, tokens, **settings):
@@ -73,7 +74,7 @@ def test_the_target_reads_every_token_once(table_pair, monkeypatch):
 
     pair = ModelPair(target=table_pair.target, draft=table_pair.draft, end_ids=())
     monkeypatch.setattr(TabularSession, "extend", spy)
-    (generation,) = decode(pair, [[0, 1]], config.method("specinfer"), Sampling(max_new_tokens=40))
+    (generation,) = decode(pair, [[0, 1]], config.method(name), Sampling(max_new_tokens=40))
     assert {r.num_accepted for r in generation.rounds} >= {0, 1, 2}
     assert again == [1] + [0] * (len(generation.rounds) - 1)
 

@@ -33,6 +33,8 @@ from toolkit.verification.chain_enumeration import PrefixTables
 from toolkit.verification.rules.block import Block, survival
 from toolkit.verification.rules.rejection import Rejection
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_token_is_kept_with_its_weight_whatever_is_drafted_behind_it(seed):
@@ -113,11 +115,12 @@ def test_examples_are_steps_of_every_start_with_the_next_probability_as_second_l
 
 def test_depths_weigh_as_the_probability_that_the_block_was_kept_so_far(trace):
     _, chances = block_probs(trace)
-    draws, start = 4000, int(((chances[1] < 0.9) & (chances[1] > 0.1) & ~chances[2].isnan()).nonzero()[0])
+    start = int(((chances[1] < 0.9) & (chances[1] > 0.1) & ~chances[2].isnan()).nonzero()[0])
     before = torch.cat([torch.ones(1), chances[:-1, start]])
     weights = torch.where(chances[:, start].isnan(), 0.0, before.nan_to_num(0.0))
-    drawn = torch.stack([chosen_steps(trace, torch.Generator().manual_seed(s))[1][start] for s in range(draws)])
-    shares = torch.bincount(drawn, minlength=MOST + 1)[1:] / draws
+    many = join([trace] * 100)
+    drawn = torch.stack([chosen_steps(many, torch.Generator().manual_seed(s))[1] for s in range(40)])
+    shares = torch.bincount(drawn[:, start :: trace.num_positions].flatten(), minlength=MOST + 1)[1:] / 4000
     assert torch.allclose(shares.double(), weights.double() / weights.sum(), atol=0.035)
 
 

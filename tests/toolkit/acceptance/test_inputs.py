@@ -153,7 +153,7 @@ def toy_head(tmp_path_factory):
 def test_live_rounds_are_replayed_rounds(toy_head):
     """Toy pair, temperature 0, where the text and every draft are certain: tokens and rounds are equal one by one."""
     pair, greedy = ModelPair.toy(), Sampling(temperature=0.0, max_new_tokens=40)
-    asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(3)]
+    asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(2)]
     plain = decode(pair, asked, method("autoregressive"), greedy)
     heads = {"mine.preread": scorer(pair, toy_head, "preread")}
     recorder = Recorder(pair, greedy, 8, heads)

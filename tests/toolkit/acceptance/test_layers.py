@@ -26,6 +26,8 @@ from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.training import MixedData
 from toolkit.verification.rules.rejection import Rejection
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 MOST = 6
 GREEDY = Sampling(temperature=0.0, max_new_tokens=30)
 

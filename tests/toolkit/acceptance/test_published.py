@@ -14,6 +14,8 @@ from toolkit.acceptance.published import is_published
 from toolkit.config import compose
 from toolkit.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SIZE, DEPTH = 16, 3
 
 

@@ -28,6 +28,8 @@ from toolkit.trace.rounds import Geometry, step_at
 from toolkit.training import MixedData
 from toolkit.training.online import MixedTexts, earlier_at
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 MOST = 8
 GREEDY = Sampling(temperature=0.0, max_new_tokens=40)
 READS = {"earlier": 2, "likelihood": True, "round_depth": 4}
@@ -52,10 +54,10 @@ def policies(folder):
 def test_live_rounds_are_replayed_rounds(folder):
     """Toy pair, temperature 0: tokens and rounds are equal one by one."""
     pair = ModelPair.toy()
-    asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(3)]
+    asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(2)]
     plain = decode(pair, asked, method("autoregressive"), GREEDY)
     texts = [(g.prompt_ids, g.token_ids) for g in plain]
-    trace = Recorder(pair, GREEDY, MOST, {"mine": scorer(pair, folder, "survival")}).record_all(texts, range(9))
+    trace = Recorder(pair, GREEDY, MOST, {"mine": scorer(pair, folder, "survival")}).record_all(texts, range(6))
     assert trace.estimates["mine"].shape == (trace.num_positions, MOST + 1, 1) and trace.hidden is None
     lengths = set()
     for policy in (Bounded(one, 1, MOST) for one in policies(folder)):

@@ -59,6 +59,7 @@ def scores(folder):
 
 
 def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
+    """A plain checkpoint: transformers loads it, nothing left over; vLLM, not installed here, knows its architecture."""
     folder = run("run", "loss=forward_kl", "trainer.max_epochs=4")
     found = scores(folder)
     assert found["val/alpha"] > found["start/alpha"] and found["val/loss"] < found["start/loss"]
@@ -67,12 +68,24 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     assert len(generation.token_ids) <= 8 and generation.counts.num_drafted > 0
     assert "Probability of acceptance" in (folder / "draft" / "README.md").read_text()
     assert not pair.draft.lm_head.weight.requires_grad
+    draft = folder / "draft"
+    model, report = AutoModelForCausalLM.from_pretrained(draft, output_loading_info=True)
+    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokenizer = AutoTokenizer.from_pretrained(draft)
+    ids = tokenizer("the cat", return_tensors="pt").input_ids
+    assert model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape[1] <= ids.shape[1] + 4
+    about = json.loads((draft / "config.json").read_text())
+    assert len(about["architectures"]) == 1 and set(about["architectures"]) <= VLLM
+    assert "auto_map" not in about  # no code of its own
+    names = {path.name for path in draft.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+    assert not any(name.endswith((".bin", ".pt", ".py")) for name in names)
     stamp = (folder / "metrics.json").stat().st_mtime_ns
     run("run", "loss=forward_kl", "trainer.max_epochs=4")  # finished before
     assert (folder / "metrics.json").stat().st_mtime_ns == stamp
 
 
-@pytest.mark.parametrize(("at", "lmbda"), [(3, 0.0), (9, 0.5)])
+@pytest.mark.parametrize(("at", "lmbda"), [pytest.param(3, 0.0, marks=pytest.mark.slow), (9, 0.5)])
 def test_an_interrupted_run_ends_with_equal_weights(run, monkeypatch, at, lmbda):
     words = [f"lmbda={lmbda}", "callbacks.checkpoints.every_n_steps=2"]
     whole = run("whole", *words)
@@ -285,22 +298,6 @@ VLLM = {
     "MistralForCausalLM", "MixtralForCausalLM", "Olmo2ForCausalLM", "OPTForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
     "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
 }  # fmt: skip
-
-
-def test_a_distilled_draft_is_a_plain_checkpoint(run):
-    """transformers loads it as it is, nothing left over; vLLM, not installed here, knows its architecture's name."""
-    draft = run("run", "trainer.max_epochs=1") / "draft"
-    model, report = AutoModelForCausalLM.from_pretrained(draft, output_loading_info=True)
-    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    tokenizer = AutoTokenizer.from_pretrained(draft)
-    ids = tokenizer("the cat", return_tensors="pt").input_ids
-    assert model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape[1] <= ids.shape[1] + 4
-    about = json.loads((draft / "config.json").read_text())
-    assert len(about["architectures"]) == 1 and set(about["architectures"]) <= VLLM
-    assert "auto_map" not in about  # no code of its own
-    names = {path.name for path in draft.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
-    assert not any(name.endswith((".bin", ".pt", ".py")) for name in names)
 
 
 def test_drafts_of_the_families_have_names_that_vllm_knows():

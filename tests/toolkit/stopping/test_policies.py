@@ -258,10 +258,7 @@ def test_bounds_hold_for_policies_that_look_before_they_draw():
     [
         (lambda: Fixed(-1), "policy.num_drafted: expected at least 0, got -1"),
         (lambda: Confidence(1.5), "policy.threshold: expected a probability"),
-        (lambda: Survival(ReadScore(), -0.1), "policy.threshold: expected a probability"),
         (lambda: Survival(ReadScore(), 0.5, lag=2), "policy.lag: expected one of 0, 1, got 2"),
-        (lambda: Heuristic(0), "policy.num_drafted: expected at least 1, got 0"),
-        (lambda: AdaEdl(target_rate=2), "policy.target_rate"),
         (lambda: Bounded(Fixed(1), -1, 2), "min_drafted"),
     ],
 )

@@ -172,13 +172,21 @@ def shares(tiny_overrides, tiny_mix, folder):
     ]
 
 
-LEFT_OVER = [{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, {"SLURM_NTASKS": "4", "SLURM_PROCID": "2"}]
+TORCHRUN_LEFT, SLURM_LEFT = (
+    {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+    {"SLURM_NTASKS": "4", "SLURM_PROCID": "2"},
+)
 
 
-@pytest.mark.parametrize("variables", LEFT_OVER, ids=lambda variables: "-".join(variables))
+@pytest.mark.parametrize(
+    "variables",
+    [{**TORCHRUN_LEFT, **SLURM_LEFT}, *(pytest.param(v, marks=pytest.mark.slow) for v in (TORCHRUN_LEFT, SLURM_LEFT))],
+    ids=["both", "torchrun", "slurm"],
+)
 def test_one_process_ignores_variables_that_a_launcher_has_left(variables, tiny_overrides, tiny_mix, tmp_path):
     """It shows and writes what it does without them; Lightning reads some of them when it is imported."""
-    words = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, "trainer=cpu", f"paths.output_dir={tmp_path / 'run'}"]
+    short = ["trainer=cpu", "trainer.max_epochs=1", "optimizer.lr=1e-2", f"paths.output_dir={tmp_path / 'run'}"]
+    words = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, *short]
     output = finished(words, tmp_path, variables=variables)
     assert f"output: {tmp_path / 'run'}" in output
     assert {"metrics.csv", "config.yaml", "head"} <= {path.name for path in (tmp_path / "run").iterdir()}

@@ -24,11 +24,13 @@ from toolkit.errors import InputError, StaleError
 from toolkit.files.atomic import read_json, write_json
 from toolkit.models.pair import load_draft
 from toolkit.models.teacher import pad_right, states_of
-from toolkit.training import Checkpoints, MixedData, export
+from toolkit.training import Checkpoints, MixedData
 from toolkit.training.batches import ExampleBatches, Examples
 from toolkit.training.module import HeadTraining
 from toolkit.training.schedule import cosine_factor
 from toolkit.training.sweep_table import table_rows, write_table
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = [
@@ -208,9 +210,6 @@ def test_every_checkpoint_leads_to_the_same_head(trained, overrides, tmp_path, m
         if name == "last.ckpt":
             shutil.copy(self.folder / name, copies / f"{trainer.global_step}.ckpt")
 
-    monkeypatch.setattr(
-        export, "draw_reliability", lambda bins, path, title: path.touch()
-    )  # most of the time of so short a run
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "_save", save_and_copy)
         train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/whole"]))
@@ -293,7 +292,7 @@ def test_a_finished_training_refuses_a_checkpoint_that_is_not_there(trained, ove
         train.run(compose("train", [*overrides, f"paths.output_dir={trained}", f"ckpt_path={tmp_path}/no.ckpt"]))
 
 
-@pytest.mark.parametrize("text", ["", "step,\0", "epoch\n1\n", "step,epoch\nx,1\n"])
+@pytest.mark.parametrize("text", ["step,\0", "step,epoch\nx,1\n"])
 def test_damaged_curves_of_a_training_that_goes_on_are_named(trained, overrides, tmp_path, text):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
