@@ -1,16 +1,10 @@
 """python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far?
 
-From two or more models and a prompts file to one sentence per batch size. The prompts are split into dev and test by their
-ids. The target answers all of them once, and every draft is recorded along the answers. The cost of forward passes is measured
-on this machine, modelled from a device's peak figures (hardware=h100), or read from a file (costs=FILE). A simulation then
-serves every policy of the grid at every batch size. Settings are chosen on dev and reported on test. A second call with
-other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
-parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods.
-
-A target alone (pair.draft=null) is advised on prompt lookup, which needs no draft model and no recording. The last line is
-then the command that makes a draft, with its estimated minutes.
-
-With responses=FILE.jsonl a serving engine's own counts speak for a draft length: see `analysis.loads.observed`.
+The prompts are split into dev and test by their ids. The target answers all of them once, and every draft is recorded along
+the answers. Forward passes are measured here, modelled (hardware=h100), or read from a file (costs=FILE). Every policy of the
+grid is then served at every batch size, chosen on dev and reported on test. A second call with other batch sizes, costs or
+policies only replays. A target alone (pair.draft=null) is advised on prompt lookup, and told how to make a draft.
+With responses=FILE.jsonl a serving engine's own counts are read: see `analysis.loads.observed`.
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over autoregressive decoding
     advice.md   the sentences and the table
@@ -39,7 +33,6 @@ from analysis.loads.costs import costs_of
 from analysis.loads.exports import next_line, write_exports
 from analysis.loads.observed import advise_from_counts
 from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
-from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, save_table
@@ -60,9 +53,6 @@ IGNORED = (*REPLAYED, "track", "resamples", "confidence", "seed")
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
 DRAFT_TOKENS = 25_000  # response tokens that a draft is made from
 DRAFT_SHARE = 7  # all of `+experiment=draft` over its responses alone, in time (SmolLM2-135M, two cores: 50 minutes)
-SHARES = {"dev": 0.5, "test": 0.5}
-FEWEST_TRAINED = 32
-SHARES_TRAINED = {"dev": 3 / 16, "test": 3 / 16, TRAINING: 1 / 2, CALIBRATION: 1 / 8}
 
 
 def run(cfg: commands.Advise) -> Path:
@@ -71,19 +61,10 @@ def run(cfg: commands.Advise) -> Path:
         return advise_from_counts(cfg)
     sizes = sorted(set(plain(cfg.batch_sizes)))
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    if cfg.train_heads:
-        pair.check_has_draft("train_heads=true")
-    if cfg.train_heads and cfg.heads is not None:
-        raise InputError("expected heads=[...] or train_heads=true, got both")
-    drafts = named_drafts(cfg) if cfg.train_heads else []
-    parts = split(instantiate(cfg.prompts).load(), cfg.train_heads)
+    parts = split(instantiate(cfg.prompts).load())
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     settings, heads = _settings(cfg), plain(cfg.heads)
-    if cfg.train_heads:
-        trained = {name: parts[name] for name in (TRAINING, CALIBRATION)}
-        heads = HeadTrainer(cfg, stage.folder, trained, settings).heads(drafts)
-        settings = with_calibrated(settings)
     if heads is not None and len(heads) != len(pair.drafts):
         raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
     sources, names = _drafts(cfg, pair)
@@ -104,28 +85,20 @@ def run(cfg: commands.Advise) -> Path:
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
 
 
-def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, list[Prompt]]:
-    """The prompts by part, disjoint: dev and test; and, where heads are trained, train and calibration.
+def split(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
+    """Dev and test: halves by the order of a hash of the ids, so that most prompts stay on their side when others are added.
 
-    By the order of a hash of their ids, so that most prompts stay on their side when others are added.
-    Raises InputError for too few prompts, or if a part has none.
+    Raises InputError for too few prompts, or ids that are all the same.
     """
-    fewest, shares = (FEWEST_TRAINED, SHARES_TRAINED) if train_heads else (FEWEST, SHARES)
-    if len(prompts) < fewest:
-        *first, last = shares
-        raise InputError(
-            f"expected at least {fewest} prompts to split into {', '.join(first)} and {last}, got {len(prompts)}"
-        )
+    if len(prompts) < FEWEST:
+        raise InputError(f"expected at least {FEWEST} prompts to split into dev and test, got {len(prompts)}")
     ordered = sorted({str(prompt.id) for prompt in prompts}, key=lambda name: content_hash([name]))
-    cumulative, above = 0.0, 0
-    part_of: dict[str, str] = {}
-    for name, share in shares.items():
-        cumulative, below = cumulative + share, above
-        above = round(cumulative * len(ordered))
-        part_of |= dict.fromkeys(ordered[below:above], name)
-    parts = {name: [prompt for prompt in prompts if part_of[str(prompt.id)] == name] for name in shares}
-    if not all(parts.values()):
-        raise InputError(f"expected prompts with different ids to split into {', '.join(shares)}")
+    on_dev = set(ordered[: round(len(ordered) / 2)])
+    if not 0 < len(on_dev) < len(ordered):
+        raise InputError("expected prompts with different ids to split into dev and test")
+    parts: dict[str, list[Prompt]] = {"dev": [], "test": []}
+    for prompt in prompts:
+        parts["dev" if str(prompt.id) in on_dev else "test"].append(prompt)
     return parts
 
 
@@ -180,7 +153,7 @@ def _recorded(
         depth = dev.max_drafted  # of both parts, whatever pays on the other
         test = RecordedPair(benches["test"], dev.settings, folder, depth, cfg.hidden)
         for method, reason in dev.left_out.items():
-            hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
+            hint = "; heads=[FOLDER] names one" if reason == HEADLESS else ""
             print(f"{pair.name}: {method} left out, {reason}{hint}")
         return Candidate(pair.name, dev, test)
 

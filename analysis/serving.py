@@ -63,7 +63,7 @@ def run(cfg: commands.Serving) -> Path:
     (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder, recorded.max_drafted)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
     recorded.record()
-    requests = [number % recorded.num_texts for number in range(cfg.requests)]
+    requests = [number % len(recorded.texts) for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")
     title = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")

@@ -1,15 +1,13 @@
 """Which setting to take at which batch size: chosen on one half of the prompts, reported on the other, with intervals.
 
-The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts
-is advised if the interval of its speed-up over autoregressive decoding lies above 1 there. Otherwise autoregressive decoding is
-advised. The best fixed length and the best setting of every method are chosen in the same way. All reported figures come from
-the test prompts. Speed-ups are ratios of totals, with intervals over prompts and the same resampled prompts for both sides.
+The setting that is fastest on the dev prompts is advised if the interval of its speed-up over autoregressive decoding lies
+above 1 there; otherwise not to draft. All reported figures come from the test prompts. Speed-ups are ratios of totals.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,12 +36,8 @@ class Candidate:
 
     def setting_of(self, line: pd.Series) -> Setting:
         """The setting that a line of `choose` stands for."""
-        parameters = json.loads(line.parameters)
-        return next(
-            setting
-            for setting in self.dev.settings
-            if setting.method == line.method and dict(setting.parameters) == parameters
-        )
+        settings = self.dev.settings
+        return next(setting for setting in settings if (setting.method, setting.label) == (line.method, line.setting))
 
 
 def choose(
@@ -61,22 +55,16 @@ def choose(
     loses            whether the speed-up's interval lies below 1
     """
     tables: list[pd.DataFrame] = []
-    total = sum(len(candidate.dev.settings) for candidate in candidates) * len(batch_sizes)
-    with tqdm(total=total, desc="simulating", unit="setting") as bar:
-        for batch in batch_sizes:
-            load = Load(batch, drops=drops)
-            table = pd.DataFrame(
-                [line for candidate in candidates for line in _lines(candidate, load, bootstrap, bar.update)]
-            )
-            table.insert(0, "batch", batch)
-            table["advised"] = table.index == advised(table)
-            tables.append(table)
+    for batch in tqdm(batch_sizes, desc="simulating", unit="batch size"):
+        load = Load(batch, drops=drops)
+        table = pd.DataFrame([line for candidate in candidates for line in _lines(candidate, load, bootstrap)])
+        table.insert(0, "batch", batch)
+        table["advised"] = table.index == advised(table)
+        tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
-def _lines(
-    candidate: Candidate, load: Load, bootstrap: Bootstrap, tick: Callable[[], object]
-) -> list[dict[str, object]]:
+def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[str, object]]:
     """A draft's lines: each method's fastest setting on dev, and how it serves the test prompts."""
     best: dict[Key, tuple[Setting, ServedRequests]] = {}
     for setting in candidate.dev.settings:
@@ -84,7 +72,6 @@ def _lines(
         served = candidate.dev.serve(setting, load)
         if key not in best or served.tokens_per_second > best[key][1].tokens_per_second:
             best[key] = (setting, served)
-        tick()
     on_test = {key: candidate.test.serve(setting, load) for key, (setting, _) in best.items()}
     on_dev = _speedups({key: served for key, (_, served) in best.items()}, bootstrap)
     plain = best[PLAIN, False][1].tokens_per_second
@@ -143,12 +130,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 
 def best_lengths(table: pd.DataFrame, draft: str, greedy: bool, method: str = FIXED) -> dict[int, int]:
-    """The best fixed draft length of one draft by batch size, chosen on the dev prompts; 0 where drafting does not pay.
-
-    method  of fixed draft lengths
-
-    Drafting pays where the whole interval of the speed-up over autoregressive decoding lies above 1 on the dev prompts.
-    """
+    """The best fixed draft length of one draft by batch size; 0 where its interval on dev holds 1. method: of fixed lengths."""
     lengths = {}
     for batch, part in table[table.draft == draft].groupby("batch", sort=True):
         lines = part[(part.method == method) & (part.greedy == greedy)]

@@ -1,8 +1,7 @@
 """One pair's settings on one recording of one prompt set, ready to be served by the simulator.
 
-The target's responses are decoded once for all its drafts and kept, and so is one trace per draft temperature. Methods that
-copy tokens, and autoregressive decoding, need the responses alone. Files are named after everything that they depend on. So a
-second call with other costs or loads only replays.
+Responses, and a trace per draft temperature, are kept in files named after all they depend on. Methods that copy tokens, and
+autoregressive decoding, need the responses alone.
 """
 
 from __future__ import annotations
@@ -85,11 +84,6 @@ class RecordedPair:
             if setting.method != PLAIN:
                 self.recording.trace_for(setting)
 
-    @property
-    def num_texts(self) -> int:
-        """Texts that can be served."""
-        return len(self.prompt_tokens)
-
     def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> ServedRequests:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
         assert self.costs is not None, "costs are set before anything is served"
@@ -107,7 +101,7 @@ class RecordedPair:
         else:
             trace = self.recording.trace_for(setting)
         rule = with_recorded_heads(bound.policy, self.recording.heads)
-        return serve(trace, self.prompt_tokens, rule, self.costs[0], load, requests or range(self.num_texts))
+        return serve(trace, self.prompt_tokens, rule, self.costs[0], load, requests or range(len(self.texts)))
 
     def fit_copies(self, path: Path) -> Path | None:
         """Fit the acceptance estimate of copied tokens to these texts, for methods that name none; None: nothing to learn."""

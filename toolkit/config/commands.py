@@ -55,7 +55,7 @@ Resamples = Annotated[int, AtLeast(1), "bootstrap samples"]
 Seconds = Annotated[float, Above(0)]
 Folders = list[str]
 Hidden = Annotated[bool, "keep the draft's states beside the recording: further heads then need no new one"]
-Hardware = Literal["h100", "h200", "a100", "l40s", "cpu"]
+Hardware = Literal["h100", "h200", "a100", "l40s"]
 
 
 class Paths(ConfigSection):
@@ -439,10 +439,7 @@ class Sweep(Command, Labels, Tracked, Shared):
 
 class UnderLoad(OnPrompts, Tracked):
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
-    hardware: Annotated[
-        Hardware | None,
-        "model the costs instead: h100, h200, a100 or l40s, from its peak figures; cpu: this machine is asked",
-    ] = None
+    hardware: Annotated[Hardware | None, "model the costs instead, from a device's peak figures"] = None
     devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"] = 1
     rounds: Annotated[
         int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"
@@ -462,10 +459,6 @@ class Advise(Command, UnderLoad, Intervals):
     heads: Annotated[
         list[str | None] | None, Head(), "an acceptance head, or null, for each draft; null: the pair's own"
     ] = None
-    train_heads: Annotated[
-        bool,
-        "train and calibrate heads for every draft, on two further parts of the prompts (at least 32 prompts)",
-    ] = False
     costs: Annotated[
         str | Folders | None, File(), "a cost table (JSON or CSV), or one for each draft; null: measured here"
     ] = None

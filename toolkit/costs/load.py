@@ -1,7 +1,7 @@
 """What a forward pass costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
 
 A table over a grid of points, linear between them and continued by its last slope beyond them. Three sources: measured on this
-machine (`analysis.timing`), modelled from a device's peak figures (`analysis.loads.hardware`), or a CSV of one's own
+machine (`analysis.timing`), modelled from a device's peak figures (`analysis.loads.costs`), or a CSV of one's own
 measurements. `toolkit.costs.forward` explains the seconds of one row's rounds; this one is asked before a batch is decoded.
 """
 
