@@ -49,7 +49,7 @@ class PassAtK(Metric):
             )
         self.k, self.label = k, f"pass@{k}"
         self.limits = sandbox.Limits(seconds, memory)
-        self.provenance = f"programs confined by {sandbox.check(self.limits)}"
+        self.provenance = f"programs confined by {sandbox.chosen()}"
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
         """Each of a prompt's n generations holds 1/n of the prompt: (pass@k / n, 1 / n)."""
