@@ -10,7 +10,7 @@ for these distributions (`analysis.multi_draft.exact`). Files:
 
     sums        one line per data set, method, prompt and K: sums over positions
     acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
-    advice      the best tree of every method (columns: `analysis.multi_draft.tree_advice`)
+    advice      the best tree of every method (columns: `analysis.multi_draft.acceptance_table`)
     alphabet    with `alphabet=true`: how many tokens are possible at a position (columns: `target_texts.alphabet_table`)
     block_efficiency  per method and tree shape, from the sweeps that are named
     acceptance.md     all of them as people read them
@@ -33,10 +33,9 @@ from tqdm.auto import tqdm
 
 from analysis.figures import plots
 from analysis.multi_draft import acceptance_table
-from analysis.multi_draft.acceptance_table import block_efficiency_table, readable_shapes
+from analysis.multi_draft.acceptance_table import TreeCost, advise, as_sentence, block_efficiency_table, readable_shapes
 from analysis.multi_draft.exact import enumerate_rules
 from analysis.multi_draft.target_texts import MethodRule, TargetText, Walk, alphabet_table
-from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show, show_page
 from analysis.tables.files import markdown, read_table, save_table

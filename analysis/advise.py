@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.figures.loads import speedups
+from analysis.figures.plots import speedups
 from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import next_line, write_exports

@@ -38,11 +38,20 @@ from analysis.figures import plots
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import definitions_markdown, definitions_text, show
 from analysis.tables.files import markdown, read_table, save_table
-from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
-from analysis.tables.standing import SHARES, frontier_scalars, interval_text, notes
+from analysis.tables.standing import (
+    SHARES,
+    Cost,
+    compare,
+    cost_ratios,
+    costs_table,
+    frontier_scalars,
+    interval_text,
+    notes,
+    over_costs,
+)
 from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text

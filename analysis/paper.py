@@ -18,7 +18,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 from pathlib import Path
 
 from analysis.papers import page
-from analysis.papers.figure import draw
+from analysis.papers.page import draw
 from analysis.papers.table import PaperTable, Runs, as_frame, cells_of
 from analysis.tables.console import show
 from analysis.tables.files import save_table

@@ -27,8 +27,7 @@ from typing import Any
 
 from analysis.reporting.folders import Folder, FolderGroup, grouped, read_folder
 from analysis.reporting.page import render, report_spec, scripts
-from analysis.reporting.panels import headline, panels
-from analysis.reporting.tables import figure_files, figure_views, table_files, table_view
+from analysis.reporting.panels import figure_files, figure_views, headline, panels, table_files, table_view
 from analysis.reporting.tokens import KINDS, LEVELS, token_views
 from analysis.reporting.wandb_report import publish
 from analysis.tables.console import DEFINITIONS

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from analysis.figures.loads import over_plain
+from analysis.figures.plots import over_plain
 from analysis.loads.costs import costs_of
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load

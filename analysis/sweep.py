@@ -30,7 +30,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analysis.figures import plots
-from analysis.figures.pareto import few_settings
+from analysis.figures.plots import few_settings
 from analysis.tables.agreement import agreement_of
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show

@@ -23,11 +23,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.domains import DOMAINS, get
 from data_gen.held_out import load_frozen
-from data_gen.toy_pair.batches import BatchStream, Document, encode
 from data_gen.toy_pair.evaluation import evaluate
-from data_gen.toy_pair.export import export_model, versions, write_card
-from data_gen.toy_pair.tokenizer import train_tokenizer
-from data_gen.toy_pair.training import ToyData, ToyModule
+from data_gen.toy_pair.export import export_model, train_tokenizer, versions, write_card
+from data_gen.toy_pair.training import BatchStream, Document, ToyData, ToyModule, encode
 from toolkit.config import commands, plain
 from toolkit.runs.stage import Stage, command, open_stage
 from toolkit.training.checkpoints import AtomicCheckpointIO

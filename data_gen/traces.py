@@ -15,30 +15,76 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("traces")
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
 from data_gen.depth import depth_that_pays
-from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
 from data_gen.recording_by_start import recorder_of
 from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts, within_context
-from toolkit.acceptance.folder import head_hash, recorded_scorers
+from toolkit.acceptance.folder import Scorer, head_hash, recorded_scorers
+from toolkit.acceptance.from_states import recorded_logits
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.hidden_states import layers_of
+from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import Stage, command, finished_stage, open_stage
+from toolkit.runs.stage import MANIFEST, Stage, command, finished_stage, open_stage, read_manifest
 from toolkit.sampling import Sampling
+from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, file_name, read_file
 
 IGNORED = ("dry_run", *RANKS)
 PROBE = 4  # texts a dry run records
+FREE = ("heads", "hidden")  # keys in which the two recordings may differ
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A finished recording with states: its folder and job."""
+
+    folder: Path
+    job: str
+
+    def with_heads(self, name: str, heads: Mapping[str, Scorer], device: torch.device, hidden: bool) -> Trace:
+        """One of its files, with the logits of these heads and of no others. hidden: keep the states, too."""
+        trace = read_file(self.folder / name, self.job)
+        logits = {head: recorded_logits(trace, scorer, device) for head, scorer in heads.items()}
+        return replace(trace, estimates=logits, hidden=trace.hidden if hidden else None)
+
+
+def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> Kept | None:
+    """The finished recording beside a stage's folder whose states suffice for the stage; None if there is none.
+
+    facts   of the stage: fingerprints of the models, and the sampling
+    states  the draft's number format. A head would not have read states of another format (older versions: float16)
+
+    If a recording is there that lacks the states alone, one line says how it would have sufficed.
+    """
+    mine, stateless = {key: value for key, value in stage.identity.items() if key not in FREE}, False
+    for path in sorted(stage.folder.parent.glob(f"*/{MANIFEST}")):
+        try:
+            manifest = read_manifest(path.parent)
+        except InputError:  # another program's, or damaged: of no use here
+            continue
+        if path.parent == stage.folder or manifest.get("stage") != stage.name or manifest.get("status") != "finished":
+            continue
+        theirs = {key: value for key, value in manifest["config"].items() if key not in FREE}
+        same_inputs = sorted(manifest.get("inputs", {}).values()) == sorted(stage.inputs.values())
+        if not same_inputs or theirs != mine or any(manifest.get(k) != v for k, v in facts.items() if k != "heads"):
+            continue
+        if manifest["config"].get("hidden") and manifest.get("states") == states:
+            return Kept(path.parent, manifest["job"])
+        stateless = True
+    if stateless:
+        print("traces: the same texts were recorded without states; with hidden=true, further heads need no recording")
+    return None
 
 
 def run(cfg: commands.Traces) -> Path:

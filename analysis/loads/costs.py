@@ -115,7 +115,7 @@ def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_siz
         grid_of({point: shape.seconds(DEVICES[hardware], count, *point) for point in points}, hardware)
         for shape, count in ((draft, 1), (target, devices))
     ]
-    return LoadCost(*grids, "modelled", {"hardware": hardware, "devices": devices, "reached": REACHED})
+    return LoadCost(grids[0], grids[1], "modelled", {"hardware": hardware, "devices": devices, "reached": REACHED})
 
 
 def costs_of(
@@ -148,11 +148,12 @@ def costs_of(
         if len(named) not in (0, 2):
             raise InputError(f"shapes: expected [TARGET, DRAFT], got {named}")
         shapes = [
-            [SHAPES[name] for name in named]
-            or [Shape.of(pair.target), Shape.of(pair.draft if pair.drafts else pair.target)]
+            (SHAPES[named[0]], SHAPES[named[1]])
+            if named
+            else (Shape.of(pair.target), Shape.of(pair.draft if pair.drafts else pair.target))
             for pair in pairs
         ]
-        return [modelled(*both, cfg.hardware, cfg.devices, batch_sizes) for both in shapes]
+        return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
     pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs if other.draft is not None])
     drafted = [length for length in DRAFTED if length <= deepest]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type

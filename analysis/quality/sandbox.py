@@ -95,8 +95,9 @@ class Confined:
             seen = [word for path in paths for word in ("--ro-bind", path, path)]
             bwrap = shutil.which("bwrap") or "bwrap"
             command = [bwrap, *BWRAP, *seen, "--remount-ro", "/", "--chdir", "/", "--", *command]
-        task = {"job": job, "arguments": arguments, "channel": channel, "paths": paths if walls == NAMESPACES else None}
-        task["limits"] = {"RLIMIT_CPU": int(limits.seconds) + 1, "RLIMIT_AS": limits.memory * 2**20, **LIMITS}
+        kernel = {"RLIMIT_CPU": int(limits.seconds) + 1, "RLIMIT_AS": limits.memory * 2**20, **LIMITS}
+        task = {"job": job, "arguments": arguments, "channel": channel, "limits": kernel}
+        task["paths"] = paths if walls == NAMESPACES else None
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(task).encode("ascii"))
             file.seek(0)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.calibration import diagrams
+from analysis.figures.plots import diagrams
 from analysis.replay.calibrating import Scored, fit_beside, judge
 from analysis.replay.head_folders import Contender, find_contenders
 from analysis.tables.console import show

@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.method_styles import look, setting_name, short
-from analysis.figures.pareto import highlighted
+from analysis.figures.plots import highlighted
 from analysis.tables.grid import PLAIN, YARDSTICKS
 from analysis.tables.rows import COUNTS
 from analysis.tables.selection import undominated

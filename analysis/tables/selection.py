@@ -118,8 +118,9 @@ def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0
     return table.assign(undominated=flags)
 
 
-def undominated(points: Array) -> np.ndarray:
-    """Which points [n, 2] no other one dominates (no larger in both, smaller in one): [n] bool. Both are minimised."""
+def undominated(points: Array, more: tuple[bool, bool] = (False, False)) -> np.ndarray:
+    """Which points [n, 2] no other one beats: [n] bool. more: whether more is better, on each axis."""
+    points = np.where(more, -points, points)
     flags = np.zeros(len(points), dtype=bool)
     last = (np.inf, np.inf)
     for i in np.lexsort((points[:, 1], points[:, 0])):

@@ -4,7 +4,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.domains import Example, get
-from data_gen.toy_pair.batches import encode
+from data_gen.toy_pair.training import encode
 from toolkit import ModelPair, generate
 from toolkit.config import commands
 from toolkit.models.teacher import produced_logits

@@ -29,7 +29,7 @@ def run(root, dev, test, *overrides):
 def few_cost_ratios():
     """Enough for the ends and the middle of the curves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("analysis.tables.frontier_tables.NUM_COSTS", 7)
+        patch.setattr("analysis.tables.standing.NUM_COSTS", 7)
         yield
 
 

@@ -47,7 +47,7 @@ def folders(tmp_path_factory):
 def run(root, folders, *overrides):
     options = ["track=false", "resamples=200", "cost_range=[.05,2]", f"paths.root_dir={root}", *overrides]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("analysis.tables.frontier_tables.NUM_COSTS", 5)
+        patch.setattr("analysis.tables.standing.NUM_COSTS", 5)
         return frontier.run(
             config.compose("frontier", [f"dev=[{folders['dev']}]", f"test=[{folders['test']}]", *options])
         )

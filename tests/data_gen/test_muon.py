@@ -2,7 +2,7 @@
 
 import torch
 
-from data_gen.toy_pair.muon import Muon, orthogonal
+from data_gen.toy_pair.training import Muon, orthogonal
 
 
 def test_orthogonal_keeps_the_singular_vectors_and_evens_out_their_values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.papers.figure import draw
+from analysis.papers.page import draw
 from analysis.papers.table import Runs
 from analysis.tables.files import save_table
 from toolkit.errors import InputError
