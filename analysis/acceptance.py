@@ -37,8 +37,7 @@ from analysis.multi_draft.acceptance_table import TreeCost, advise, as_sentence,
 from analysis.multi_draft.exact import enumerate_rules
 from analysis.multi_draft.target_texts import MethodRule, TargetText, Walk, alphabet_table
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show, show_page
-from analysis.tables.files import markdown, read_table, save_table
+from analysis.tables.files import markdown, read_table, save_table, show, show_page
 from analysis.tables.rows import check_comparable, labels, load_rows
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.errors import InputError
@@ -57,7 +56,6 @@ IGNORED = ("methods", "overrides", "num_drafts", "alphabet", *COSTS, *LIMITS, *S
 
 
 def run(cfg: Any) -> Path:
-    """Walk the texts (finished parts are kept), then write tables, advice and figures; returns the output folder."""
     if cfg.target_probs is not None or cfg.draft_probs is not None:
         return enumerate_rules(cfg)
     cost = TreeCost.of(*(cfg[name] for name in COSTS))
@@ -127,7 +125,6 @@ def _dataset(cfg: commands.Acceptance) -> str:
 
 
 def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg: commands.Acceptance) -> None:
-    """Write, draw, log and print what came out."""
     for name, table in tables.items():
         save_table(table, folder, name)
     table, advice = tables["acceptance"], tables["advice"]

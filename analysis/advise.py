@@ -34,8 +34,7 @@ from analysis.loads.exports import next_line, write_exports
 from analysis.loads.observed import advise_from_counts
 from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import markdown, save_table
+from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
 from data_gen.depth import DEEPEST
@@ -56,7 +55,6 @@ DRAFT_SHARE = 7  # all of `+experiment=draft` over its responses alone, in time 
 
 
 def run(cfg: commands.Advise) -> Path:
-    """Record, cost, simulate, advise; returns the output folder."""
     if cfg.responses is not None:
         return advise_from_counts(cfg)
     sizes = sorted(set(plain(cfg.batch_sizes)))
@@ -173,7 +171,6 @@ def _recorded(
 
 
 def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
-    """The drafts as the config names them, and names that tell them apart."""
     sources = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
     sources = [str(name) for name in ([sources] if isinstance(sources, str) else sources)]
     if len(sources) != len(pair.drafts):

@@ -32,8 +32,7 @@ from tqdm.auto import tqdm
 from analysis import quality
 from analysis.tables import method_table
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show, show_page
-from analysis.tables.files import save_table
+from analysis.tables.files import save_table, show, show_page
 from analysis.tables.grid import YARDSTICKS, Setting, expand
 from analysis.tables.rows import labels
 from analysis.tables.workbench import Workbench
@@ -49,7 +48,6 @@ IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confi
 
 
 def run(cfg: commands.Compare) -> Path:
-    """Decode, judge, compare; returns the output folder."""
     settings = _settings(cfg)
     config = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
     digest = asked("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
@@ -144,7 +142,6 @@ def _log(
     title: str,
     parameters: Mapping[str, Any],
 ) -> None:
-    """The table, the figures and the best method, on W&B."""
     names = labels(cfg)
     tags = [names["dataset"], names["split"]]
     with wandb_run("compare", plain(cfg), folder, tags=tags, track=cfg.track, name=title) as wandb:
@@ -163,7 +160,6 @@ def _decode(
     meter: EnergyMeter,
     cfg: commands.Compare,
 ) -> None:
-    """Decode and write the parts that are missing."""
     missing = [number for number, part in enumerate(parts) if not part.exists()]
     if not missing:
         return

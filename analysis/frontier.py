@@ -36,8 +36,7 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import definitions_markdown, definitions_text, show
-from analysis.tables.files import markdown, read_table, save_table
+from analysis.tables.files import definitions_markdown, definitions_text, markdown, read_table, save_table, show
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
@@ -63,7 +62,6 @@ NAMES = {"upper_bound": "upper bound", "oracle": "oracle"}
 
 
 def run(cfg: commands.Frontier) -> Path:
-    """Choose on dev, report on test; returns the output folder."""
     dev, test, folders = read_sides(cfg)
     test_folders = _folders(cfg.test or cfg.dev)
     inputs = [folder / "rows.parquet" for folder in folders]
@@ -111,7 +109,6 @@ def read_sides(cfg: commands.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list
 
 
 def draw(folder: Path) -> dict[str, list[Path]]:
-    """The figures of each data set of a frontier folder, from its saved tables."""
     frontier, settings, costs = (read_table(folder, name) for name in TABLES)
     figures = {}
     for dataset, table in frontier.groupby("dataset", sort=False):
@@ -126,7 +123,6 @@ def draw(folder: Path) -> dict[str, list[Path]]:
 
 
 def readable(frontier: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it: intervals beside their estimates, ratios in percent."""
     lines = [row for _, row in frontier.iterrows()]
     baseline = plots.label(frontier.baseline.iloc[0])
     results = pd.DataFrame({
@@ -150,7 +146,6 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str, list[Path]]) -> str:
-    """All data sets' tables and figures, and what the numbers mean."""
     parts = ["# Frontier"]
     for dataset, table in frontier.groupby("dataset", sort=False):
         parts += [f"## {dataset}", _headline(table), markdown(readable(table))]
@@ -162,7 +157,6 @@ def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str
 
 
 def standing_markdown(standings: pd.DataFrame) -> str:
-    """The tables of all cost ratios."""
     parts = ["# Standing", "Tokens per target-forward time; in brackets intervals over prompts."]
     for ratio, table in standings.groupby("cost_ratio"):
         parts += [f"## c = {ratio:g}", markdown(side_by_side(table))]
@@ -193,7 +187,6 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
 def _study(
     dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: commands.Frontier, hindsight: bool
 ) -> list[pd.DataFrame]:
-    """The tables of one data set: TABLES, and the standing at each of `table_costs`."""
     cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds, cfg.node_cost)
     test = comparable(test, f"{dataset}, test")
     dev = comparable(unseen(dev, test, dataset), f"{dataset}, dev")

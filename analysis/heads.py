@@ -42,8 +42,7 @@ from analysis.replay.policies import sweep_levels
 from analysis.replay.recorded_heads import threshold_policy
 from analysis.replay.tally import Replayed
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import markdown, read_table, save_table
+from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
@@ -72,7 +71,6 @@ class Texts:
 
 
 def run(cfg: commands.Heads) -> Path:
-    """Score and replay every head, or calibrate one, compare drafts, or fit copies; returns the output folder."""
     if cfg.drafts is not None or cfg.responses is not None:
         return compare_drafts(cfg)
     if cfg.fit is not None:

@@ -30,7 +30,7 @@ from analysis.reporting.page import render, report_spec, scripts
 from analysis.reporting.panels import figure_files, figure_views, headline, panels, table_files, table_view
 from analysis.reporting.tokens import KINDS, LEVELS, token_views
 from analysis.reporting.wandb_report import publish
-from analysis.tables.console import DEFINITIONS
+from analysis.tables.files import DEFINITIONS
 from toolkit.config import commands, flatten, plain
 from toolkit.files.atomic import write_json, write_text
 from toolkit.runs.stage import MANIFEST, command, open_stage, provenance
@@ -43,7 +43,6 @@ FIGURE_BYTES = 2_000_000  # of all figures within it
 
 
 def run(cfg: commands.Report) -> Path:
-    """Write report.html, report.md and report.json; returns the output folder."""
     inputs = plain(cfg.inputs)
     paths = [Path(folder) for folder in (inputs if isinstance(inputs, list) else [inputs])]
     folders = [read_folder(path) for path in paths]
@@ -84,7 +83,6 @@ def _parts(groups: Sequence[FolderGroup], report: Path, max_cells: int) -> list[
 
 
 def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: int) -> dict[str, Any]:
-    """What the templates show of one folder."""
     manifest = folder.manifest
     facts = {name: manifest.get(name, {}) for name in ("config", "inputs", "versions", "machine", "python")}
     return {
@@ -99,7 +97,6 @@ def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: 
 
 
 def _files(folder: Path) -> list[Path]:
-    """What the report's content depends on."""
     more = [folder / name for name in EXTRA_FILES if (folder / name).exists()]
     return [folder / MANIFEST, *table_files(folder), *figure_files(folder), *more]
 

@@ -27,8 +27,7 @@ from analysis.figures.plots import over_plain
 from analysis.loads.costs import costs_of
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load
-from analysis.tables.console import show
-from analysis.tables.files import save_table
+from analysis.tables.files import save_table, show
 from analysis.tables.grid import PLAIN, expand
 from analysis.tables.workbench import Workbench
 from toolkit.config import commands, instantiate, plain
@@ -42,7 +41,6 @@ SHOWN = ["load", "method", "setting", "tokens_per_second", "times_plain", "token
 
 
 def run(cfg: commands.Serving) -> Path:
-    """Record, cost, serve; returns the output folder."""
     loads = [Load(cfg.slots, users=users, drops=cfg.drops) for users in plain(cfg.users)]
     loads += [Load(cfg.slots, rate=rate, drops=cfg.drops) for rate in plain(cfg.rates)]
     if not loads:

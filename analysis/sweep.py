@@ -31,16 +31,24 @@ from tqdm.auto import tqdm
 
 from analysis.figures import plots
 from analysis.figures.plots import few_settings
-from analysis.tables.agreement import agreement_of
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import read_parquet, read_table, save_table, write_parquet
+from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
 from analysis.tables.positions import acceptance_positions, bound_notes, length_table
 from analysis.tables.replayed_settings import Recording
-from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, source_shares
+from analysis.tables.rows import (
+    COUNTS,
+    LENGTHS,
+    SETTING,
+    check_comparable,
+    counts_of,
+    join_settings,
+    labels,
+    load_rows,
+    source_shares,
+)
 from analysis.tables.selection import settings_table
-from analysis.tables.standing import sweep_scalars
+from analysis.tables.standing import gain_over, sweep_scalars
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
@@ -49,7 +57,7 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import write_json
 from toolkit.files.text import first_line
 from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
-from toolkit.runs.stage import asked, check_some_done, command, finished_stage, open_stage
+from toolkit.runs.stage import MANIFEST, asked, check_some_done, command, finished_stage, open_stage, read_manifest
 from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 SOURCES = ("live", "traces")
@@ -58,6 +66,52 @@ IGNORED = (*GRID, *RANKS)
 RECORDING = ".lock-recording"  # of the one process that decodes autoregressively and records
 SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
+SAME = [*SETTING, "prompt", "prompt_hash"]
+
+
+def agreement_of(live: Path, replayed: Sequence[Path], cost_ratio: float) -> pd.DataFrame:
+    """The agreement of a decoded sweep with replayed ones. Raises InputError if these were decoded, too."""
+    tables = load_rows(replayed, "replayed"), load_rows([live], "live")
+    check_comparable([*replayed, live])
+    for folder in replayed:
+        source = read_manifest(folder)["config"].get("source") if (folder / MANIFEST).exists() else None
+        if source not in (None, "traces"):
+            raise InputError(
+                f"replayed: expected sweeps with source=traces, {folder} was made with source={source}: both sides would "
+                "be the same computation"
+            )
+    return agreement(*tables, cost_ratio, Bootstrap())
+
+
+def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per setting of both tables; `difference` is decoded over replayed throughput, less one.
+
+    Intervals come from resampling prompts (both sides of a prompt together). The two sides make their own acceptance draws,
+    so single settings leave their interval now and then: one in twenty at 95 %. Raises InputError without a common prompt.
+    """
+    both = replayed.merge(live, on=SAME, suffixes=("_replayed", "_live"))
+    both = both[both.error_replayed.isna() & both.error_live.isna()]
+    if both.empty:
+        raise InputError(
+            "replayed and live have no setting and prompt in common: same grid values, same prompts are needed"
+        )
+    lines = []
+    for setting, part in both.groupby(SETTING, sort=False):
+        sides = [part[[f"{name}_{side}" for name in COUNTS]].to_numpy(dtype=float) for side in ("replayed", "live")]
+        replayed_total, live_total = (counts_of(dict(zip(COUNTS, side.sum(0).tolist(), strict=True))) for side in sides)
+        rates = {
+            "replayed": metrics.throughput(replayed_total, cost_ratio),
+            "live": metrics.throughput(live_total, cost_ratio),
+        }
+        gain = gain_over(sides[1], sides[0], cost_ratio, bootstrap)
+        lines.append({
+            **dict(zip(SETTING, setting, strict=True)), "prompts": len(part), **rates,
+            "difference": gain["gain"], "low": gain["gain_low"], "high": gain["gain_high"],
+            "discard_replayed": metrics.discard_rate(replayed_total), "discard_live": metrics.discard_rate(live_total),
+            "verification_replayed": metrics.verification_rate(replayed_total),
+            "verification_live": metrics.verification_rate(live_total),
+        })  # fmt: skip
+    return pd.DataFrame(lines)
 
 
 def run(cfg: commands.Sweep) -> Path:
@@ -167,7 +221,6 @@ def _work(
 
 
 def _replayed(settings: Sequence[Setting], bench: Workbench, cfg: commands.Sweep) -> list[Setting]:
-    """Settings that are scored on the recording."""
     replayable = [
         setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)
     ]
@@ -317,8 +370,6 @@ def _read_rows(path: Path) -> pd.DataFrame | None:
 
 
 class _Progress:
-    """A bar over settings: which one, how far it is, and the best so far."""
-
     def __init__(self, num_settings: int, num_prompts: int, cost_ratio: float):
         self.bar = tqdm(total=num_settings, desc="sweep", unit="setting")
         self.num_prompts, self.cost_ratio = num_prompts, cost_ratio
@@ -334,22 +385,18 @@ class _Progress:
         self.bar.close()
 
     def begin(self, setting: Setting) -> None:
-        """Show that a setting starts."""
         self.current, self.prompts_done, self.tokens, self.begun = setting.name, 0, 0, perf_counter()
         self._show()
 
     def prompt_done(self, _: Any) -> None:
-        """Count one more finished prompt of the setting."""
         self.prompts_done += 1
 
     def round_done(self, num_tokens: int) -> None:
-        """Count the tokens of one more round of the setting."""
         self.tokens += num_tokens
         if perf_counter() - self.shown > self.every:
             self._show()
 
     def end(self, setting: Setting, rows: pd.DataFrame) -> None:
-        """Count a finished setting. References are not settings one could choose."""
         throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
         if setting.method not in YARDSTICKS and throughput > self.best:
             self.best, self.best_name = throughput, setting.name
@@ -357,7 +404,6 @@ class _Progress:
         self.bar.update()
 
     def fail(self, setting: Setting, reason: str) -> None:
-        """Print why a setting failed."""
         self.bar.write(f"{setting.name} failed: {reason}", file=sys.stderr)
         self.bar.update()
 

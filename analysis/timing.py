@@ -43,8 +43,7 @@ from analysis.figures import plots
 from analysis.loads.costs import measured_costs
 from analysis.replay.price import solve_prices
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import read_table, save_table
+from analysis.tables.files import read_table, save_table, show
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.costs.forward import fit_rounds, least_squares
 from toolkit.decoding import decode
@@ -61,7 +60,6 @@ ALONE = {"target alone": "target", "draft alone": "draft"}
 
 
 def run(cfg: commands.Timing) -> Path:
-    """Decode, time and regress, or solve prices on a recording; returns the output folder."""
     if cfg.traces is not None:
         return solve_prices(cfg)
     if not cfg.num_drafted:
@@ -154,7 +152,6 @@ def _decode(
 
 
 def _wait(pair: ModelPair) -> None:
-    """Wait until a GPU has finished what was launched."""
     if pair.device.type == "cuda":
         torch.cuda.synchronize(pair.device)
 
@@ -169,7 +166,6 @@ def _headed(part: pd.DataFrame, fixed: np.ndarray) -> dict[str, Any]:
 
 
 def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataFrame:
-    """Table 2 of the paper, and the cost of width and context."""
     lines = []
     times = {}
     for name, which in ALONE.items():

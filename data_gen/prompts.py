@@ -235,7 +235,6 @@ class HubPrompts(PromptSource):
             ) from error
 
     def _joined(self) -> dict[str, Any]:
-        """Key -> object of the joined file."""
         if not self.join:
             return {}
         file, key = self.join.get("file"), self.join["key"]
@@ -251,7 +250,6 @@ class HubPrompts(PromptSource):
     # -- from row to prompt ---------------------------------------------------------------------------------------
 
     def _prompt(self, index: int, row: Row, joined: Mapping[str, Any]) -> Prompt | None:
-        """The prompt of one row; None if there is nothing to ask: it is null, or empty."""
         extra = {key: _field(row, key) for key in self.extra}
         if self.join:
             key, value = self.join["key"], _field(row, str(self.join["key"]))

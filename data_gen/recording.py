@@ -209,7 +209,6 @@ class Recorder:
         return session.extend(tokens, counts=counts, parents=chain if nodes else None, last=end - first)
 
     def width(self, num_rows: int) -> int:
-        """Positions of every row whose logits are held at a time."""
         return max(1, LOGITS // (num_rows * self.pair.vocab_size))
 
     def check_possible(self, text: RecordedText, first: int, logits: Tensor, p: Tensor, seen: Tensor | None) -> None:

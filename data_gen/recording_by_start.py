@@ -117,7 +117,6 @@ class _Chains:
         self.cache, self.states = AllSteps(), states.to(self.draft.device, self.draft.dtype)
 
     def trace(self) -> Trace:
-        """The text's recording."""
         recorder, size = self.recorder, len(self.starts)
         columns: list[tuple[Tensor, dict[str, Tensor]]] = []
         if self.target is not None:

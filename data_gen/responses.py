@@ -62,7 +62,6 @@ IGNORED = (*RANKS, "endpoints", "served")
 
 
 def run(cfg: commands.Responses) -> Path:
-    """Sample a response of the target to every prompt; returns the output folder."""
     part = part_of(cfg)
     settings = identity(plain(cfg))
     finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
@@ -165,7 +164,6 @@ def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: 
 
 
 def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, facts: dict[str, Any]) -> None:
-    """Count every row of every shard and close the manifest."""
     rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
     if [row["row"] for row in rows] != list(range(len(prompts))):
         raise InputError(f"{stage.folder}: expected rows 0 to {len(prompts) - 1} once each, got {len(rows)} rows")

@@ -23,7 +23,6 @@ Kept = dict[int, dict[str, Any]]  # row number -> {"row": ..., "how": ...}
 
 
 def shard_name(number: int) -> str:
-    """File name of a shard."""
     return f"shard-{number:05d}.jsonl"
 
 

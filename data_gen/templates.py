@@ -58,7 +58,6 @@ def render(template: str, row: Row) -> str:
 
 
 def _with_nulls(value: Any) -> Any:
-    """A value of a row with marked nulls, at any depth."""
     if isinstance(value, Mapping):
         return {key: _with_nulls(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -124,7 +123,6 @@ def _text(content: Any) -> str:
 
 
 def check_chat(chat: str) -> None:
-    """Refuse an unknown way of writing conversations."""
     if chat not in CHATS:
         raise unknown_name("chat format", chat, CHATS)
 

@@ -154,10 +154,8 @@ def fingerprints(pair: Any, responses: TargetResponses) -> dict[str, Any]:
 
 
 def num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens of these responses."""
     return sum(len(row["token_ids"]) for row in rows)
 
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:
-    """The sampling as a manifest holds it."""
     return {**asdict(sampling), "stop": list(sampling.stop), "end_ids": list(sampling.end_ids)}

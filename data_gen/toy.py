@@ -23,8 +23,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.domains import DOMAINS, get
 from data_gen.held_out import load_frozen
-from data_gen.toy_pair.evaluation import evaluate
-from data_gen.toy_pair.export import export_model, train_tokenizer, versions, write_card
+from data_gen.toy_pair.export import evaluate, export_model, train_tokenizer, versions, write_card
 from data_gen.toy_pair.training import BatchStream, Document, ToyData, ToyModule, encode
 from toolkit.config import commands, plain
 from toolkit.runs.stage import Stage, command, open_stage
@@ -34,7 +33,6 @@ IGNORED = ("threads", "checkpoint_every", "log_every")
 
 
 def run(cfg: commands.Toy) -> Path:
-    """Train, export and measure the pair; returns the output folder."""
     stage = open_stage("toy", cfg, ignore=IGNORED)
     if stage.finished:
         return stage.folder

@@ -88,7 +88,6 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> Kept | Non
 
 
 def run(cfg: commands.Traces) -> Path:
-    """Record traces of `cfg.responses`; returns the output folder."""
     part = part_of(cfg)
     sampling = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_texts(plain(cfg.responses), None if sampling is None else Sampling(**sampling))
@@ -158,7 +157,6 @@ def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any]
 def _record_missing(
     paths: Sequence[Path], work: Sequence[tuple[Recorder, list[dict[str, Any]]]], batch_size: int, job: str
 ) -> None:
-    """Files that are not there yet, each a recorder's of some rows."""
     total, announced = sum(num_tokens(rows) for _, rows in work), False
     if missing := [rows for path, (_, rows) in zip(paths, work, strict=True) if not path.exists()]:
         tokens = sum(map(num_tokens, missing))
@@ -179,7 +177,6 @@ def _record_missing(
 
 
 def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: Kept, job: str) -> None:
-    """Files that are not there yet, from the states of a finished recording."""
     for path in tqdm(paths, desc="traces", unit="file"):
         if path.exists():
             read_file(path, job)
@@ -189,12 +186,10 @@ def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: Kept, job
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
-    """Texts, and their rows."""
     return [(row["prompt_ids"], row["token_ids"]) for row in rows], [row["row"] for row in rows]
 
 
 def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -> None:
-    """Record a few texts, and say what all of them would take."""
     probe = rows[:PROBE]
     started = perf_counter()
     trace = recorder.record_all(*_columns(probe))

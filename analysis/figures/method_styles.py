@@ -41,8 +41,6 @@ SHORT = {UPPER_BOUND: "upper bound", ORACLE: "oracle"}  # where room is scarce a
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn."""
-
     color: str
     marker: str
 

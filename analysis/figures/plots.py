@@ -77,7 +77,6 @@ def legend(axes: Any, names: Sequence[str], **where: Any) -> None:
 
 
 def note(axes: Any, text: str) -> None:
-    """A line between the title and the axes."""
     size = axes.xaxis.label.get_size() * 0.85
     written = axes.text(0, 1.012, text, transform=axes.transAxes, ha="left", va="bottom", fontsize=size, color=MUTED)
     written.set_in_layout(False)  # a long note must not squeeze the axes
@@ -120,7 +119,6 @@ def reliability(bins: pd.DataFrame, path: Path, title: str = "", width: Width = 
 
 
 def _panel(top: Axes, bottom: Axes, bins: pd.DataFrame, scores: pd.DataFrame) -> None:
-    """One diagram above its counts."""
     bottom.set_yscale("log")
     top.plot([0, 1], [0, 1], color="#6E6E6E", linewidth=0.8)
     for version, color in COLORS.items():
@@ -188,7 +186,6 @@ def costs(
 
 
 def _best(curves: pd.DataFrame, marked: float | None) -> list[str]:
-    """The baseline and the best methods, at most FEW."""
     own = curves[~curves.method.isin((*YARDSTICKS, PLAIN))]
     if marked is not None:
         gap = (own.cost_ratio - marked).abs()
@@ -293,7 +290,6 @@ def _zoom(axes: Any, settings: pd.DataFrame) -> int:
 
 
 def _draw_curve(axes: Any, method: str, along: pd.DataFrame, colored: bool) -> None:
-    """A line through the settings; undominated ones are filled and larger."""
     style = look(method)
     color = style.color if colored else REST
     x, y = along.verification_rate.to_numpy(), along.discard_rate.to_numpy()

@@ -28,14 +28,11 @@ Key = tuple[str, bool]  # method, greedy drafts
 
 @dataclass(frozen=True)
 class Candidate:
-    """One draft: its name, and what was recorded with it on both halves of the prompts."""
-
     draft: str
     dev: RecordedPair
     test: RecordedPair
 
     def setting_of(self, line: pd.Series) -> Setting:
-        """The setting that a line of `choose` stands for."""
         settings = self.dev.settings
         return next(setting for setting in settings if (setting.method, setting.label) == (line.method, line.setting))
 
@@ -87,7 +84,6 @@ def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[
 
 
 def _speedups(served: Mapping[Key, ServedRequests], bootstrap: Bootstrap) -> dict[Key, dict[str, float]]:
-    """Speed-up over autoregressive decoding, with its interval over the requests."""
     values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in served.values()], axis=1)
     plain = list(served).index((PLAIN, False))
 
@@ -107,7 +103,6 @@ def advised(table: pd.DataFrame) -> int:
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """The answer, one sentence per batch size."""
     lines = []
     for batch, part in table.groupby("batch", sort=True):
         answer = part[part.advised].iloc[0]

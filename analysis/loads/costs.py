@@ -265,14 +265,11 @@ def _timed(
 
 
 class _Again(CopyProposer):
-    """The text's last tokens again: as many as are asked for, at no cost."""
-
     def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
         return Copy.of((list(text) * -(-most // len(text)))[-most:])
 
 
 def _cost_table(lines: pd.DataFrame, context: int, facts: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
-    """The table of one draft and its entries. Prints a line if repeats differ much."""
     grouped = lines.groupby(["model", "batch", "width"]).seconds
     entries = grouped.agg(seconds="median", low="min", high="max").reset_index()
     entries.insert(3, "context", context)

@@ -27,8 +27,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import Array, Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import markdown, read_table, save_table, with_interval
+from analysis.tables.files import markdown, read_table, save_table, show, with_interval
 from analysis.tables.positions import at_least
 from toolkit.config import commands
 from toolkit.errors import InputError
@@ -40,7 +39,6 @@ COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted
 
 
 def advise_from_counts(cfg: commands.Advise) -> Path:
-    """Read, estimate, write; returns the output folder."""
     path = Path(str(cfg.responses))
     histograms, skipped = read_histograms(path)
     stage = open_stage("observed", cfg, inputs=[path])
@@ -137,7 +135,6 @@ def sentence(lengths: pd.DataFrame) -> str:
 
 
 def readable(lengths: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it."""
     return pd.DataFrame({
         "draft length": lengths.num_drafted,
         **{
@@ -150,7 +147,6 @@ def readable(lengths: pd.DataFrame) -> pd.DataFrame:
 
 
 def _counts(line: str) -> Mapping[str, Any] | None:
-    """The counts of one answer; None if it carries none."""
     try:
         answer = json.loads(line)
     except ValueError as error:

@@ -146,7 +146,6 @@ class RecordedPair:
         return copies
 
     def _takes(self, setting: Setting) -> bool:
-        """Whether a setting can be simulated, at some depth; if so, its method is built."""
         if setting.method in YARDSTICKS:
             self.left_out[setting.method] = "a bound, not a method"
             return False

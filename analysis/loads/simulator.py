@@ -79,7 +79,6 @@ class ServedRequests:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of the whole queue, from the first request to the last answer."""
         return float(self.tokens.sum() / (self.answered.max() - self.sent.min()))
 
     def figures(self) -> dict[str, float]:
@@ -267,7 +266,6 @@ class _Server:
         return seconds
 
     def _forward(self, number: int, batch: int, width: int) -> float:
-        """Seconds of a forward of the draft (0) or the target (1) that reads a prompt."""
         key = ("read", number, batch, width)
         if key not in self.seconds:
             self.seconds[key] = (self.costs.draft, self.costs.target)[number](batch, width)

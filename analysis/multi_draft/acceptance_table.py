@@ -71,7 +71,6 @@ def compact(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_markdown(table: pd.DataFrame) -> str:
-    """`readable` of every data set."""
     parts = []
     for dataset, rows in table.groupby("dataset", sort=False):
         parts += [f"## {dataset}: {headline(rows)}", markdown(readable(rows))]
@@ -79,7 +78,6 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def headline(table: pd.DataFrame) -> str:
-    """The amount of text that the numbers of one data set rest on."""
     return f"{table.prompts.max()} prompts, {table.positions.max():,} positions"
 
 
@@ -116,7 +114,6 @@ def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataF
 
 
 def readable_shapes(table: pd.DataFrame) -> pd.DataFrame:
-    """A line per method, a column per tree shape, for one data set."""
     lines = []
     for method, rows in table.groupby("method", sort=False):
         by_shape = {
@@ -143,7 +140,6 @@ class TreeCost:
         draft_seconds: float | None = None,
         node_seconds: float | None = None,
     ) -> TreeCost:
-        """The cost from seconds if they are given, else from units of one target forward."""
         seconds = (target_seconds, draft_seconds, node_seconds)
         if all(value is None for value in seconds):
             return cls(cost_ratio, node_cost)
@@ -152,7 +148,6 @@ class TreeCost:
         return cls(draft_seconds / target_seconds, node_seconds / target_seconds)
 
     def of_round(self, shape: Sequence[int]) -> float:
-        """Cost of a round with this tree."""
         return 1 + self.draft * len(shape) + self.node * int(np.cumprod(shape).sum())
 
 
@@ -170,7 +165,6 @@ def shapes(widths: Sequence[int], max_levels: int, max_nodes: int) -> Iterator[t
 
 
 def expected_tokens(shape: Sequence[int], probs: dict[int, float]) -> float:
-    """Tokens per round, the extra one included, with a(K) in `probs`."""
     return 1 + float(np.cumprod([probs[width] for width in shape]).sum())
 
 
@@ -199,7 +193,6 @@ def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int)
 
 
 def as_sentence(advice: pd.DataFrame, cost: TreeCost) -> str:
-    """One line for one data set."""
     best = advice.iloc[0]
     costs = f"draft forward {cost.draft:g}, node {cost.node:g} target forwards"
     if best.rate <= 1:

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from analysis.multi_draft.target_texts import MethodRule
-from analysis.tables.console import show
-from analysis.tables.files import read_table, save_table
+from analysis.tables.files import read_table, save_table, show
 from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.runs.stage import open_stage
@@ -37,7 +36,6 @@ MOST = 200_000  # tuples of candidates: V^K
 
 
 def enumerate_rules(cfg: commands.Acceptance) -> Path:
-    """Enumerate, write, print; returns the output folder."""
     p, q = distributions(plain(cfg.target_probs), plain(cfg.draft_probs))
     counts = sorted(set(plain(cfg.num_drafts)))
     if not counts or len(p) ** max(counts) > MOST:

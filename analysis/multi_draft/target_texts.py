@@ -126,8 +126,6 @@ def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Te
 
 @dataclass(frozen=True)
 class TargetText:
-    """What the target responded to one prompt."""
-
     prompt: str
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
@@ -171,7 +169,6 @@ class MethodRule:
 
     @property
     def num_models(self) -> int:
-        """Draft models that it looks at, the first ones of the pair."""
         return 1 + max((draft for draft, _ in self.sources), default=0)
 
     def draft_side(self, reading: Reading, temperature: float | None, num_drafts: int) -> Tensor:
@@ -245,7 +242,6 @@ class Walk:
                 yield reading
 
     def _about(self, first: int, models: int) -> str:
-        """Hash of everything that a part's texts and sums depend on."""
         part = self.source[first : first + PART]
         prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
         contents = [vars(item) if isinstance(item, TargetText) else [item.id, item.content] for item in part]
@@ -359,7 +355,6 @@ def check_texts(pair: ModelPair, texts: Sequence[TargetText]) -> None:
 
 
 def _read(path: Path) -> pd.DataFrame | None:
-    """A finished file; a damaged one counts as none."""
     try:
         return read_parquet(path)
     except InputError:

@@ -89,7 +89,6 @@ def sentence(table: PaperTable, claim: Mapping[str, Any], cells: Cells) -> str:
 
 
 def runs_list(runs: Runs) -> str:
-    """One line per run: its stage and the settings that its manifest names."""
     lines = []
     for name, folder in runs.folders.items():
         manifest = read_manifest(folder) or {}
@@ -100,7 +99,6 @@ def runs_list(runs: Runs) -> str:
 
 
 def _settings(value: Any) -> str:
-    """A node of a config in a few words: its settings that are set."""
     if not isinstance(value, Mapping):
         return str(value)
     plain = {
@@ -112,7 +110,6 @@ def _settings(value: Any) -> str:
 
 
 def _range(gains: Sequence[float | None]) -> str:
-    """The range of gains, from the least to the largest."""
     numbers = [gain for gain in gains if gain is not None]
     return f"{min(numbers):+.1%} to {max(numbers):+.1%}" if numbers else "not run"
 
@@ -122,13 +119,11 @@ def _percent(gain: float | None) -> str:
 
 
 def _gain(left: Any, right: Any) -> float | None:
-    """Left over right, less one; None where one of them is not a number."""
     first, second = _number(left), _number(right)
     return None if first is None or not second else first / second - 1
 
 
 def _number(value: Any) -> float | None:
-    """A number, also as the paper prints it; of "2.13 ± 0.05" the 2.13."""
     if not isinstance(value, str):
         return None if value is None else float(value)
     number = PRINTED.fullmatch(value)

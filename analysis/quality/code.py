@@ -73,7 +73,6 @@ class PassAtK(Metric):
         return scores
 
     def _verdict(self, prompt: Prompt, generation: Generation) -> ProgramVerdict:
-        """The verdict on a program."""
         if generation.error is not None:
             return ProgramVerdict(sandbox.FAILED, f"decoding failed: {generation.error}")
         tests = checks_of(prompt)
@@ -111,7 +110,6 @@ def program(text: str, prompt: Prompt) -> str:
 
 
 def checks_of(prompt: Prompt) -> Tests | None:
-    """What judges a prompt's programs; None if nothing is known."""
     extra = prompt.extra
     name, check, asserts = extra.get("entry_point"), extra.get("test"), extra.get("test_list")
     if isinstance(check, str) and isinstance(name, str):

@@ -150,7 +150,6 @@ def pack(value: Any, functions: dict[Any, str] | None = None) -> Any:
 
 
 def unpack(value: Any, functions: dict[str, Any]) -> Any:
-    """The value again, made of nothing but builtin types, and functions by their names."""
     if type(value) is not list:
         return value
     tag, *items = value
@@ -192,7 +191,6 @@ class ProgramTester:
         self.functions: dict[Any, str] = {}
 
     def verdict(self, seconds: float, question: str, tests: str, entry_point: str | None) -> list[str]:
-        """The verdict in words. "unsupported" depends on nothing that a program says."""
         self.channel.readline(LONGEST)  # the program is ready
         try:
             tree = ast.parse(tests)
@@ -232,7 +230,6 @@ class ProgramTester:
         return namespace | {name: self.stand_in(name) for name in free(nodes) - set(namespace)}
 
     def stand_in(self, name: str) -> Callable[..., Any]:
-        """A function that calls the program's."""
         function = lambda *args, **kwargs: self.ask(name, args, kwargs)
         self.functions[function] = name
         return function

@@ -94,12 +94,10 @@ class Template:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a prompt's answer is shown to the judge."""
         return "{reference}" in self.text
 
     @property
     def about(self) -> str:
-        """Name and a hash of the words."""
         return f"template {self.name} ({content_hash(self.text, 8)})"
 
     def filled(self, prompt: Prompt, answer: str) -> str:
@@ -154,12 +152,10 @@ class Endpoint:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Address and the keys of a request."""
         return {"endpoint": self.client.address, "request": self.body}
 
     @property
     def about(self) -> str:
-        """Model, address, and what is not promised."""
         how = ", ".join(f"{name} {value}" for name, value in self.body.items() if name != "model")
         return f"{self.model} at {self.client.address} ({how}; an endpoint need not answer twice alike)"
 
@@ -175,7 +171,6 @@ class Endpoint:
             pool.shutdown(cancel_futures=True)
 
     def _reply(self, question: str) -> Reply:
-        """One question, tried until something comes."""
         try:
             reply = retrying(self.retries + 1, self.backoff)(self._try, question)
         except Refused as refusal:
@@ -228,7 +223,6 @@ class LocalJudge:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, weights and number format."""
         identity = {"model": self.model, "revision": self.revision, "max_tokens": self.sampling.max_new_tokens}
         if self.pair is not None:
             target = self.pair.target
@@ -237,7 +231,6 @@ class LocalJudge:
 
     @property
     def about(self) -> str:
-        """Name, weights and number format."""
         identity = self.identity
         weights = f" (weights {identity['weights']}, {identity['dtype']})" if "weights" in identity else ""
         return f"{self.model}{weights}, greedily"
@@ -249,7 +242,6 @@ class LocalJudge:
             self.pair = ModelPair.from_pretrained(self.model, device=device, dtype=self.dtype, revision=self.revision)
 
     def ask(self, questions: Sequence[str]) -> Iterator[Reply]:
-        """In batches of neighbours; a question that the model cannot read has no reply."""
         assert self.pair is not None
         for first in range(0, len(questions), self.batch_size):
             prompts = [self._prompt(text) for text in questions[first : first + self.batch_size]]
@@ -261,7 +253,6 @@ class LocalJudge:
                 yield Reply(None, error) if error else Reply(generation.text)
 
     def _prompt(self, question: str) -> Content:
-        """As a chat, without the system's turn where the template has none; or as it is."""
         assert self.pair is not None
         if not getattr(self.pair.tokenizer, "chat_template", None):
             return question
@@ -383,7 +374,6 @@ class Judge(Metric):
         return self.kept / f"{content_hash([self.judge.identity, text], 24)}.json"
 
     def _say(self) -> None:
-        """Bring `provenance` up to date."""
         rated = sum(_score(reply).counts is not None for reply in self._replies.values())
         by = sorted({reply.by for reply in self._replies.values() if reply.by})
         parts = [f"rated by {self.judge.about}", *(f"which answered as {name}" for name in by), self.template.about]
@@ -395,7 +385,6 @@ class Judge(Metric):
 
 
 def _score(reply: Reply) -> Score:
-    """The rating in a reply; none where there is no reply, or no rating in it."""
     if reply.text is None:
         return Score(None, reply.reason)
     rating, reason = rating_of(reply.text)

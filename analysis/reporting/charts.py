@@ -124,7 +124,6 @@ def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
 
 
 def _colors(data: pd.DataFrame) -> Any:
-    """Colours of lines by their names, as their methods have them."""
     named = dict(zip(data.name, data.method, strict=True))
     scale = alt.Scale(domain=list(named), range=[look(method).color for method in named.values()])
     return alt.Color("name:N", scale=scale, legend=_legend())

@@ -114,7 +114,6 @@ def generations(folder: Folder) -> list[dict[str, Any]]:
 
 
 def _made_with(manifest: dict[str, Any], depth: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Pair and sampling by a manifest, or by those of the folders it was made from."""
     config = manifest.get("config") or {}
     pair, sampling = (manifest.get(name) or config.get(name) for name in ("pair", "sampling"))
     for source in manifest.get("inputs") or {} if depth < 3 else ():

@@ -43,13 +43,11 @@ class FigureView:
 
 
 def table_files(folder: Path) -> list[Path]:
-    """The folder's tables, the one that was made to be read first."""
     rank = {name: number for number, name in enumerate(FIRST)}
     return sorted(folder.glob("*.csv"), key=lambda path: (rank.get(path.stem, len(FIRST)), path.name))
 
 
 def figure_files(folder: Path) -> list[Path]:
-    """The folder's figures, those in `figures/` too."""
     return sorted([*folder.glob("*.png"), *folder.glob("figures/*.png")])
 
 
@@ -65,7 +63,6 @@ def table_view(path: Path, max_cells: int) -> TableView:
 
 
 def frame_view(name: str, frame: pd.DataFrame) -> TableView:
-    """A table in memory, whole."""
     rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
     columns = [str(column) for column in frame.columns]
     return TableView(name, "", columns, rows, numeric_columns(rows, len(columns)), markdown(frame))
@@ -109,7 +106,6 @@ Draw = Callable[[pd.DataFrame, str], dict[str, Any]]
 def _held(
     folders: Sequence[Folder], stages: Sequence[str], name: str, needs: Sequence[str]
 ) -> Iterator[tuple[Folder, pd.DataFrame]]:
-    """Tables of this name that have these columns and a line."""
     for folder in folders:
         table = folder.table(name) if folder.stage in stages else None
         if table is not None and len(table) and set(needs) <= set(table.columns):
@@ -157,7 +153,6 @@ def _comparison(folders: Sequence[Folder]) -> Panel:
 
 
 def _by_dataset(held: Any, draw: Draw) -> Iterator[tuple[Folder, str, dict[str, Any]]]:
-    """One chart per folder and data set."""
     for folder, table in held:
         parts = table.groupby("dataset", sort=False) if "dataset" in table else [("", table)]
         for dataset, part in parts:
@@ -176,7 +171,6 @@ def _panel(
 
 
 def headline(folders: Sequence[Folder]) -> str:
-    """The result of a group's frontier, else of its comparison, else that there is none."""
     for stage, name, say in (("frontier", "frontier", _of_frontier), ("compare", "comparison", _of_comparison)):
         for folder in folders:
             table = folder.table(name) if folder.stage == stage else None
@@ -213,7 +207,6 @@ def _of_comparison(table: pd.DataFrame) -> str:
 
 
 def _percent(row: Any, name: str, form: str) -> str:
-    """The figure with its interval, if it has one."""
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if low is None or pd.isna(low):
         return format(row[name], form)

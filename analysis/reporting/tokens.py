@@ -57,7 +57,6 @@ def token_views(folders: Sequence[Folder]) -> list[TokenView]:
 
 
 def _of_sweep(folder: Folder) -> Iterator[TokenView]:
-    """Recorded texts; broken files count as missing."""
     try:
         views = read_json(folder.path / "tokens.json")[:MOST_VIEWS]
     except InputError:
@@ -109,7 +108,6 @@ def _decoded_rounds(line: Mapping[str, Any]) -> Iterator[list[Token]]:
 
 
 def _token(text: str, kind: str, facts: Mapping[str, Any]) -> Token:
-    """A token with its probabilities; blanks and line ends are made visible."""
     names = {"predicted": "predicted P(accept)", "draft_prob": "q", "accept_prob": "min(1, p/q)"}
     probabilities = [f"{name} {facts[key]:.3f}" for key, name in names.items() if facts.get(key) is not None]
     drafted = kind in ("accepted", "rejected", "unused")

@@ -58,13 +58,11 @@ def build(spec: dict[str, Any], entity: str | None, project: str) -> Any:
 
 
 def serialised(report: Any) -> dict[str, Any]:
-    """What the server would be sent, as plain containers."""
     content: dict[str, Any] = report._to_model().model_dump(mode="json", by_alias=True)
     return content
 
 
 def _blocks(panel: dict[str, Any]) -> Iterator[Any]:
-    """A panel's table and what its runs logged; or why it is missing."""
     import wandb_workspaces.reports.v2 as wr
 
     if panel["missing"]:

@@ -77,7 +77,6 @@ class Bootstrap:
     def figures(
         self, values: Array, figures: Callable[[Array], Mapping[str, Array]], scale: Scale = "linear"
     ) -> dict[str, float]:
-        """Named figures as tables have them: `name`, `name_low`, `name_high`."""
         names = list(figures(values.sum(0)))
         ends = self.interval(values, lambda totals: np.stack([figures(totals)[name] for name in names], -1), scale)
         return {

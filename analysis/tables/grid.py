@@ -143,7 +143,6 @@ def bounded(setting: Setting, max_drafted: int) -> Setting:
 
 
 def _expanded(method: str, settings: Any) -> list[Setting]:
-    """All combinations of a method's settings."""
     if settings is not None and not isinstance(settings, Mapping):
         raise InputError(f"grid.{method}: expected parameters with lists of values, got {settings!r}")
     flat = config.flatten(settings or {})

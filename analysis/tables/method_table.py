@@ -236,7 +236,6 @@ def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title
 
 
 def as_markdown(title: str, results: pd.DataFrame, figures: Sequence[Path], energy: str, cost_ratio: float) -> str:
-    """The table with how to read it, and the figures."""
     notes = (
         "Settings took turns on every group of prompts; only decoding is timed. Intervals are over prompts; those of seconds "
         f"and joules over groups. Tokens per target time: N / (c x draft passes + target passes), c = {cost_ratio:g}. "

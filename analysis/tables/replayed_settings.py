@@ -81,7 +81,6 @@ class Shard:
         return replace(Trace.load(self._path("trace")), estimates=trace.estimates)
 
     def _held(self, heads: Heads, device: torch.device) -> Trace | str | None:
-        """The trace from its files; why they do not suffice; None if there are none."""
         try:
             trace = Trace.load(self._path("trace"))
         except InputError:  # none yet, or a damaged one
@@ -146,7 +145,6 @@ class Recording:
         self.usable = np.flatnonzero(fine).tolist()
 
     def rows(self, setting: Setting) -> pd.DataFrame:
-        """The setting's rows: what its method would have counted on each response."""
         trace = self.trace_for(setting)  # recorded before the clock starts
         started = perf_counter()
         replayed = self._replay(trace, setting)
@@ -198,7 +196,6 @@ class Recording:
         return with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
 
     def texts(self, numbers: Sequence[int]) -> list[Text]:
-        """Prompt and response of some rows."""
         rows = [self.responses.iloc[number] for number in numbers]
         return [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
 

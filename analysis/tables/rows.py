@@ -48,7 +48,6 @@ FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, *SOURCES, "fini
 
 
 def labels(cfg: commands.Labels) -> dict[str, str]:
-    """The names of a config's prompt set and of its part, as rows have them."""
     prompts = plain(cfg.prompts)
     if prompts.get("path"):  # the file is read instead of the source, whatever split that has
         name, split = Path(prompts["path"]).stem, None
@@ -66,7 +65,6 @@ def round_lengths(rounds: Sequence[Round], chains: bool) -> dict[str, list[int]]
 
 
 def join_settings(settings: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of all settings in one table with the columns in order."""
     rows = pd.concat(settings, ignore_index=True)
     parameters = [name for name in rows.columns if name not in (*SETTING, *FACTS)]
     rows[parameters] = one_kind(rows[parameters])
@@ -213,7 +211,6 @@ def source_shares(rows: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def at_cost(table: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
-    """`totals` with the throughput of each line at a cost ratio."""
     return table.assign(throughput=throughput(table[list(COUNTS)].to_numpy(dtype=float), cost_ratio, node_cost))
 
 
@@ -229,5 +226,4 @@ def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Arra
 
 
 def counts_of(row: Any) -> Counts:
-    """The counts in a row or in a line of totals."""
     return Counts(**{name: row[name] for name in COUNTS})

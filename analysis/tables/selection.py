@@ -104,7 +104,6 @@ def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.Da
 
 
 def in_both(dev: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
-    """Lines of dev whose method and setting test has as well."""
     names = ["method", "setting"]
     return dev[pd.MultiIndex.from_frame(dev[names]).isin(pd.MultiIndex.from_frame(test[names]))]
 

@@ -250,10 +250,8 @@ def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
 
 
 def _place(method: str) -> int:
-    """The rank of a method in a table: in the order it has, references last."""
     return YARDSTICKS.index(method) + 1 if method in YARDSTICKS else 0
 
 
 def _chosen(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-    """The lines of `totals` that were chosen, in the order of the choice."""
     return table.set_index(["method", "setting"], drop=False).loc[list(choice.items())].reset_index(drop=True)

@@ -72,7 +72,6 @@ class Workbench:
 
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
-        """What a workbench of another pair shares: prompts, sampling, batch size."""
         return self.prompts, self.sampling, self.batch_size
 
     def lacks_head(self, setting: Setting) -> bool:
@@ -125,7 +124,6 @@ class Workbench:
         ])  # fmt: skip
 
     def parameters(self) -> dict[str, int]:
-        """Parameter counts of the models, for W&B."""
         drafts = {f"draft{i or ''}": draft for i, draft in enumerate(self.pair.drafts)}
         return parameter_counts({"target": self.pair.target, **drafts})
 
@@ -164,7 +162,6 @@ class Workbench:
 
 
 def reads_head(setting: Setting) -> bool:
-    """Whether the setting's method reads an acceptance head."""
     if setting.method in PARAMETERS:
         return False
     return any(name.split(".")[-1] == "head" for name in flatten(plain(setting.method_config())))

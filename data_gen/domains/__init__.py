@@ -34,7 +34,6 @@ class Example:
 
 
 def get(domain: str) -> ModuleType:
-    """The module of one domain, by name."""
     if domain not in DOMAINS:
         raise KeyError(f"unknown domain {domain!r}; known domains: {', '.join(DOMAINS)}")
     return import_module(f"data_gen.domains.{domain}")
@@ -49,7 +48,6 @@ def split_of(text: str) -> str:
 
 
 def check_split(split: str) -> None:
-    """Refuse an unknown split by name."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; known splits: {', '.join(SPLITS)}")
 

@@ -24,7 +24,6 @@ WORDS = tuple(TEXT.split())
 
 
 def examples(split: str, count: int, seed: int = 0) -> list[Example]:
-    """`count` different tasks of one split, deterministic in (split, seed)."""
     return collect("instruct", split, count, seed, _draw)
 
 
@@ -40,7 +39,6 @@ def _draw(rng: random.Random) -> tuple[str, str, str]:
 
 
 def _pick(rng: random.Random, low: int, high: int) -> tuple[list[str], str]:
-    """Between `low` and `high` different words, as a list and as text."""
     words = rng.sample(WORDS, rng.randint(low, high))
     return words, " ".join(words)
 

@@ -89,7 +89,6 @@ class Requests:
                 raise InputError(f"served.request.{name}: said by model, prompts and sampling; leave it out")
 
     def changed(self) -> list[str]:
-        """Fields of the sampling that are not neutral."""
         return [name for name, neutral in NEUTRAL.items() if getattr(self.sampling, name) != neutral]
 
     def body(self, request: Asked) -> dict[str, Any]:
@@ -113,7 +112,6 @@ class Requests:
         return name in further or (name in NEUTRAL and name not in self.changed()) or name == "stop_token_ids"
 
     def _fields(self) -> dict[str, Any]:
-        """Our sampling in the words of vLLM, SGLang and OpenAI."""
         fields = {name: getattr(self.sampling, name) for name in self.engine.fields if name != "end_ids"}
         fields["stop"] = list(self.sampling.stop) or None
         if "top_k" in fields:
@@ -122,7 +120,6 @@ class Requests:
         return fields
 
     def _generation(self, max_tokens: int) -> dict[str, Any]:
-        """Our sampling in the words of transformers: a generation config, whole."""
         sampling = self.sampling
         generation: dict[str, Any] = {"do_sample": sampling.temperature > 0, "max_new_tokens": max_tokens}
         if sampling.temperature > 0:
@@ -275,7 +272,6 @@ class Reader:
         return "length"
 
     def _stops_at(self, ids: list[int], request: Asked) -> int | None:
-        """How many tokens complete the first stop string; None: there is none."""
         stops = self.sampling.stop
         if self.pair.stop_position(stops, ids, request.prompt_ids) is None:
             return None
@@ -286,7 +282,6 @@ class Reader:
 
 
 def _returned_ids(choice: Mapping[str, Any]) -> list[int] | None:
-    """Token ids as the server gives them; None if it gives none."""
     ids = choice.get("token_ids")
     if isinstance(ids, list):
         return ids

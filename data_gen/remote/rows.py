@@ -100,7 +100,6 @@ class Server:
         return tries(self._try, body, request, read)
 
     def _try(self, body: Mapping[str, Any], request: Asked, read: Callable[[Any, Asked], Any]) -> Any:
-        """One request, once the endpoint may be asked again."""
         with self.lock:
             start = max(time.monotonic(), self.free_at)
             rate = self.limits.requests_per_minute
@@ -210,7 +209,6 @@ class Pool:
             raise InputError(f"no endpoint is left ({reasons}); what has come is kept: run again when one answers")
 
     def _work(self, server: Server, read: Callable[[Any, Asked], Any]) -> None:
-        """One thread of a server: rows until the pool closes, or the server is left out."""
         while not server.left_out and not self._over.is_set():
             try:
                 request, turns = self._rows.get(timeout=0.2)
@@ -237,7 +235,6 @@ class Pool:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, with the server's own words."""
     if isinstance(error, Refused) and error.explanation:
         return f"{error} ({error.explanation})"
     ours = isinstance(error, Silent | Refused | Unbelievable | InputError)
@@ -333,7 +330,6 @@ def encoded(work: Work, number: int) -> list[int] | dict[str, Any]:
 
 
 def _read(reader: Reader, completion: Any, request: Asked) -> Answer | NotRoundTrip:
-    """An answer that is settled: its tokens are known, or cannot be."""
     with TOKENIZER:
         try:
             return reader.read(completion, request)
@@ -342,7 +338,6 @@ def _read(reader: Reader, completion: Any, request: Asked) -> Answer | NotRoundT
 
 
 def _row(work: Work, outcome: RowOutcome) -> dict[str, Any]:
-    """The row of an outcome, and how it came."""
     prompt, row, answer = work.prompts[outcome.request.row], outcome.request.row, outcome.answer
     ids = outcome.request.prompt_ids
     if isinstance(answer, Answer):
@@ -367,7 +362,6 @@ def _write_if_whole(work: Work, number: int, numbers: range, rows: Kept, pool: P
 
 
 def _fields(server: Server) -> str:
-    """What is known of the keys that a server reads."""
     if not server.checked:
         return "not listed by the server: one that it does not know may have been ignored"
     neutral = f", {', '.join(server.unknown)} left out (neutral)" if server.unknown else ""

@@ -97,7 +97,6 @@ class BatchStream(IterableDataset):
 
 
 def _cycle(pool: list[Document], rng: random.Random) -> Iterator[Document]:
-    """All documents in a random order, again and again, each time in another one."""
     pool = list(pool)
     while True:
         rng.shuffle(pool)
@@ -180,7 +179,6 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def build_model(shape: commands.ToyModel, tokenizer: PreTrainedTokenizerFast, max_positions: int) -> LlamaForCausalLM:
-    """A fresh Llama with tied embeddings in the shape given by the config."""
     special = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -239,7 +237,6 @@ def weighted_loss(model: nn.Module, input_ids: Tensor, weights: Tensor) -> Tenso
 
 
 def learning_rate_factor(step: int, warmup: int, steps: int) -> float:
-    """Linear warmup, then a cosine down to nearly zero at the last step."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis import sweep
-from analysis.tables.agreement import agreement, agreement_of
+from analysis.sweep import agreement, agreement_of
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
 from analysis.tables.rows import load_rows

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data_gen import toy
 from data_gen.domains import DOMAINS, get
-from data_gen.toy_pair.evaluation import acceptance, respond
-from data_gen.toy_pair.export import train_tokenizer
+from data_gen.toy_pair.export import acceptance, respond, train_tokenizer
 from data_gen.toy_pair.training import BatchStream, ToyModule, encode, learning_rate_factor
 from toolkit.config import compose
 from toolkit.errors import StaleError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.tables.console import DEFINITIONS, definitions_text, show, show_page
-from analysis.tables.files import markdown
+from analysis.tables.files import DEFINITIONS, definitions_text, markdown, show, show_page
 
 FRAME = pd.DataFrame({
     "dataset": ["a|b", "math"], "prompts": [128, 64], "seconds_of_all_forwards": [0.123456, 12345.6],
