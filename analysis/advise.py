@@ -84,10 +84,7 @@ def run(cfg: commands.Advise) -> Path:
 
 
 def split(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
-    """Dev and test: halves by the order of a hash of the ids, so that most prompts stay on their side when others are added.
-
-    Raises InputError for too few prompts, or ids that are all the same.
-    """
+    """Dev and test: halves by the order of a hash of the ids. Raises InputError for too few prompts or ids."""
     if len(prompts) < FEWEST:
         raise InputError(f"expected at least {FEWEST} prompts to split into dev and test, got {len(prompts)}")
     ordered = sorted({str(prompt.id) for prompt in prompts}, key=lambda name: content_hash([name]))
@@ -140,10 +137,7 @@ def _recorded(
     sampling: Sampling,
     settings: Sequence[Setting],
 ) -> list[Candidate]:
-    """A candidate for each draft, and one for what needs none, with their settings recorded on both parts.
-
-    Prints what is left out. Raises InputError if nothing is left.
-    """
+    """A candidate per draft, and one for what needs none; prints what is left out. Raises InputError if nothing is left."""
 
     def candidate(pair: ModelPair, settings: Sequence[Setting]) -> Candidate:
         benches = {part: Workbench(pair, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")}

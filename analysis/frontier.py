@@ -96,10 +96,7 @@ def run(cfg: commands.Frontier) -> Path:
 
 
 def read_sides(cfg: commands.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
-    """Dev rows, test rows and the folders they lie in; without `cfg.test`, two halves of the dev sweeps' prompts.
-
-    Raises InputError if the sweeps are not comparable.
-    """
+    """Dev rows, test rows and their folders; without `cfg.test` two halves. Raises InputError if sweeps do not compare."""
     dev_folders, test_folders = _folders(cfg.dev), _folders(cfg.test or [])
     check_comparable([*dev_folders, *test_folders])
     rows = as_one_part(load_rows(dev_folders, "dev"))

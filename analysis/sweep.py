@@ -84,11 +84,7 @@ def agreement_of(live: Path, replayed: Sequence[Path], cost_ratio: float) -> pd.
 
 
 def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per setting of both tables; `difference` is decoded over replayed throughput, less one.
-
-    Intervals come from resampling prompts (both sides of a prompt together). The two sides make their own acceptance draws,
-    so single settings leave their interval now and then: one in twenty at 95 %. Raises InputError without a common prompt.
-    """
+    """One line per setting of both; `difference`: decoded over replayed throughput, less 1. Raises InputError without any."""
     both = replayed.merge(live, on=SAME, suffixes=("_replayed", "_live"))
     both = both[both.error_replayed.isna() & both.error_live.isna()]
     if both.empty:
@@ -115,11 +111,6 @@ def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, boo
 
 
 def run(cfg: commands.Sweep) -> Path:
-    """Decode every setting that is not there yet, then join all of them; returns the output folder.
-
-    Raises InputError before any work for settings that cannot be built. Raises it at the end, with all other settings
-    safe, for settings that failed on the way.
-    """
     if cfg.source not in SOURCES:
         raise unknown_name("source", str(cfg.source), SOURCES)
     if cfg.replayed and cfg.source != "live":
@@ -159,10 +150,7 @@ def run(cfg: commands.Sweep) -> Path:
 
 
 def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
-    """The settings, without those that the pair or the sampling does not allow, which one line each names.
-
-    Methods that need a head are left out of a grid where there is none; a grid of nothing else is refused.
-    """
+    """The settings that pair and sampling allow. A grid of nothing but methods without their head is refused later."""
     headless = sorted({setting.method for setting in settings if bench.lacks_head(setting)})
     possible = [setting for setting in settings if setting.method not in headless]
     if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in possible):
@@ -178,10 +166,7 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
 def _work(
     settings: Sequence[Setting], paths: dict[str, Path], bench: Workbench, cfg: commands.Sweep
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    """Rows of every setting of this process's share, read from its file or made; and why some could not be had.
-
-    Autoregressive decoding belongs to every share: the first process decodes and records, the others wait and read that.
-    """
+    """Rows of this process's share of the settings, and why some are missing. The first process decodes autoregressively."""
     done: dict[str, pd.DataFrame] = {}
     failures: dict[str, str] = {}
     mine = {setting.name for setting in share(settings, cfg)}

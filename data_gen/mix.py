@@ -122,10 +122,7 @@ def run(cfg: commands.Mix) -> Path:
 
 
 def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:
-    """Training and validation examples: a share of the prompts drawn at random, at least one, with all their responses.
-
-    prompts  which prompt each example answers
-    """
+    """Training and validation examples: a random share of the prompts with all their responses. Raises InputError for one."""
     distinct = list(dict.fromkeys(prompts))
     if len(distinct) < 2:
         raise InputError(f"expected responses to at least 2 prompts, to train and to validate on, got {len(distinct)}")

@@ -71,10 +71,7 @@ class Recorder:
 
     @torch.inference_mode()
     def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
-        """The trace of a batch of texts (prompt ids, produced ids); `rows` seed the acceptance draws.
-
-        Raises InputError if a text could not have come from the target with this sampling.
-        """
+        """The trace of texts (prompt ids, produced ids); `rows` seed the draws. Raises InputError for another's texts."""
         batch = [
             RecordedText(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)
         ]
@@ -226,10 +223,7 @@ class Recorder:
                 )
 
     def _at_the_edge(self, logits: Tensor, token: int) -> bool:
-        """Whether rounding alone may have cut the token off: at a tie, or at the edge of top-k, top-p or min-p.
-
-        logits [V] after the repetition penalty.
-        """
+        """Whether rounding alone may have cut a token off, by logits [V]: at a tie, or at the edge of top-k, top-p or min-p."""
         share = ROUNDED.get(getattr(self.pair.target, "dtype", logits.dtype), ROUNDED_OTHERS)
         margin = share * float(logits[torch.isfinite(logits)].abs().max())
         lifted = logits.clone()
@@ -241,10 +235,7 @@ class Recorder:
     # -- after rejections -----------------------------------------------------------------------------------------
 
     def _roll(self, batch: list[RecordedText], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
-        """For every text a list of facts, an entry or more per depth; `_Roll.steps` says which belong to each roll-out.
-
-        The sessions have read the texts; their caches grow by the roll-outs of all rejections.
-        """
+        """For every text a list of facts, one or more per depth; `_Roll.steps` says which belong to each roll-out."""
         facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
         ends = set(self.pair.ends(self.sampling))
         live: list[list[_Roll]] = []
@@ -421,10 +412,7 @@ class RecordedText:
 
 
 def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Acceptance probability [n], whether accepted [n], and the drafted tokens [n], given the text's tokens [n, 1].
-
-    Accepted with min(1, q/p) of the text's token; else the drafted token is one from norm((q - p)+).
-    """
+    """Acceptance probability, min(1, q/p) of the text's tokens [n, 1]; whether accepted; the drafted tokens."""
     p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
     # Probability 0 comes from rounding (`check_possible`); the draft may still have the token.
     chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)

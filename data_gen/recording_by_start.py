@@ -42,10 +42,7 @@ class StartRecorder(Recorder):
 
     @torch.inference_mode()
     def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
-        """The trace of some texts (prompt ids, produced ids), one after another; `rows` seed the acceptance draws.
-
-        Raises InputError if a text could not have come from the target with this sampling, or a head reads earlier positions.
-        """
+        """As `Recorder.record`, a text after another. Raises InputError for heads that read earlier positions, too."""
         for name, head in self.heads.items():
             if getattr(head, "num_earlier", 0):
                 raise InputError(
@@ -135,10 +132,7 @@ class _Chains:
         return self._assembled(columns)
 
     def _first(self) -> Tensor:
-        """Read all of the text beside the target's states; returns final states [N, D] at every start.
-
-        A text's first token has no state before it, and no other token sees it (`toolkit.engine.state_reader`).
-        """
+        """Read all of the text beside the target's states; returns final states [N, D] at every start."""
         tokens = torch.tensor([[*self.text.prompt, *self.text.produced][:-1]], device=self.draft.device)
         before = torch.nn.functional.pad(self.draft.projected(self.states[:, :-1]), (0, 0, 1, 0))
         position = torch.arange(tokens.shape[1], device=tokens.device)

@@ -44,10 +44,7 @@ _ENVIRONMENT.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": lamb
 
 
 def render(template: str, row: Row) -> str:
-    """The template filled in with one row.
-
-    Raises NullValueError where it would write a null, InputError for a field that the row lacks and for a bad template.
-    """
+    """The template filled in. Raises NullValueError where it would write a null, InputError for bad ones and missing fields."""
     try:
         filled = _with_nulls(row)
         return _compile(template).render({**filled, "row": filled})

@@ -39,10 +39,7 @@ FEW = 5  # methods in colour, references not counted
 
 
 def place(axes: Any, texts: Sequence[Text], scale: float = 0.92, bold: bool = True) -> None:
-    """Write texts beside their points (x, y), away from everything that is drawn; a thin line joins those far away.
-
-    The axes must have their final limits. Works on linear and logarithmic scales.
-    """
+    """Write texts beside their points (x, y), away from all that is drawn. The axes must have their final limits."""
     import textalloc
 
     if not texts:
@@ -365,10 +362,7 @@ def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, widt
 
 
 def lengths(rounds: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Shares of rounds that drafted, and that accepted, each number of tokens: a panel per setting.
-
-    rounds  method, setting, length (from 0), drafted, accepted: numbers of rounds
-    """
+    """Shares of rounds by drafted and accepted tokens. rounds: method, setting, length (from 0), drafted, accepted."""
     settings = list(rounds.groupby(["method", "setting"], sort=False))
     columns = min(len(settings), 1 if width == "column" else 3)
     rows = -(-len(settings) // columns)
@@ -397,10 +391,7 @@ def lengths(rounds: pd.DataFrame, path: Path, title: str, width: Width = "page")
 
 
 def acceptance(curves: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Acceptance over the number of candidates, one line per method; dashed: the optimum. A panel per scheme.
-
-    curves  method, scheme, K, acceptance, optimum; acceptance_low and acceptance_high if there are intervals
-    """
+    """Acceptance over the number of candidates. curves: method, scheme, K, acceptance, optimum; maybe acceptance_low, _high."""
     count = curves.scheme.nunique()
     rows, columns = (count, 1) if width == "column" else (1, count)
     panels: Any
@@ -487,10 +478,7 @@ def explained(responses: pd.DataFrame, path: Path, width: Width = "column") -> P
 
 
 def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Tokens per second over autoregressive decoding's, one line per method, intervals as bands, the advised settings circled.
-
-    table  columns of `analysis.loads.choosing.choose`; of several drafts the faster one is drawn
-    """
+    """Speed-ups over the batch size. table: of `analysis.loads.choosing.choose`; of several drafts the faster one is drawn."""
     best = table.loc[table.groupby(["method", "batch"]).dev_times_plain.idxmax()]
     sizes = sorted(set(table.batch))
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
@@ -516,10 +504,7 @@ def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page")
 
 
 def over_plain(table: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Tokens per second over autoregressive decoding's by load, the best setting of every method.
-
-    table  kind ("users" or "requests/s"), amount, method, times_plain
-    """
+    """Speed over autoregressive decoding's by load. table: kind ("users" or "requests/s"), amount, method, times_plain."""
     kinds = list(dict.fromkeys(table.kind))
     with figure(path, width, aspect=0.58, columns=len(kinds)) as (row,):
         for axes, kind in zip(row, kinds, strict=True):

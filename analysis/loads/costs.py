@@ -231,12 +231,7 @@ def measured_costs(
 def _timed(
     pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling, length: int, num_rounds: int, reads: bool
 ) -> list[dict[str, Any]]:
-    """The mean seconds of rounds with full drafts, as those of one draft and one target forward.
-
-    reads  also return the seconds of the first round, which reads the prompts
-
-    Raises InputError if a prompt failed.
-    """
+    """Mean seconds of full rounds, and of the first one (`reads`), which reads the prompts. Raises InputError if one failed."""
     proposer = ChainProposer() if pair.drafts else _Again()
     method = Method(f"K={length}", Fixed(max(length, 1)), get("rejection"), proposer, min_drafted=0, max_drafted=length)
     limit = replace(sampling, max_new_tokens=(num_rounds + 1) * (length + 1) + 1, max_length=None, stop=(), end_ids=())

@@ -175,10 +175,7 @@ class RecordedPair:
         return int(parse_json_file(file))
 
     def _bound(self, max_drafted: int | str) -> None:
-        """Bound settings that name no bound of their own; those that would draft deeper are left out, or refused.
-
-        Raises InputError for a deeper one, unless the depth was measured.
-        """
+        """Bound settings that name no bound. Deeper ones are left out; with a depth of the user's own, InputError is raised."""
         fitting = []
         for setting in self.settings:
             if max_drafted == "auto" and setting.method != PLAIN and not needs_no_draft(setting):

@@ -106,11 +106,7 @@ def serve(
     load: Load,
     requests: Sequence[int],
 ) -> ServedRequests:
-    """Serve texts `requests` [Q] of the trace, or of texts that are copied from, in this order.
-
-    prompt_tokens [T]  tokens of each text's prompt
-    policy             bound, its heads replaced by recorded ones
-    """
+    """Serve texts `requests` [Q] of a trace, or of copied-from texts, in this order. prompt_tokens [T]; the policy is bound."""
     return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests)).run()
 
 

@@ -92,10 +92,7 @@ def _gap(totals: Array) -> dict[str, Array]:
 
 
 def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per setting with a tree shape: prompts, block efficiency with its interval, tokens drafted per forward.
-
-    Raises InputError if the rows have no tree shapes.
-    """
+    """One line per setting with a tree shape. Raises InputError if the rows have none."""
     if SHAPE not in rows or rows[SHAPE].isna().all():
         raise InputError(f"sweeps: expected settings with {SHAPE} (analysis.sweep grid=trees), found none")
     lines = []
@@ -169,10 +166,7 @@ def expected_tokens(shape: Sequence[int], probs: dict[int, float]) -> float:
 
 
 def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int) -> pd.DataFrame:
-    """The best shape of every method per data set, best first; and the best chain of each, from `acceptance_table`.
-
-    tokens is per round, cost and rate are in target forwards: rate = tokens / cost, autoregressive decoding has 1.
-    """
+    """The best shape of every method and data set; tokens per round, cost and rate (tokens / cost) in target forwards."""
     lines = []
     for (dataset, method), rows in table.groupby(["dataset", "method"], sort=False):
         probs = dict(zip(map(int, rows.K), rows.drafted.clip(0, 1), strict=True))

@@ -43,10 +43,7 @@ TOLERANCE = 1e-4  # by which the optimum without replacement may be off: see `op
 
 @dataclass(frozen=True)
 class Chances:
-    """accepted [N]: P(a candidate is emitted by acceptance); drafted [N]: P(the emitted token is a candidate).
-
-    A decoder walks on in both cases, so `drafted` is what lengthens rounds and what the optimum bounds.
-    """
+    """accepted [N]: P(a candidate is emitted by acceptance); drafted [N]: P(the emitted token is one)."""
 
     accepted: Tensor
     drafted: Tensor

@@ -28,11 +28,7 @@ COLUMNS = ["panel", "curve", "method", "x", "y"]
 
 
 def as_markdown(table: PaperTable, cells: Cells, runs: Runs, models: str, figure: str | None) -> str:
-    """The whole page.
-
-    models  the pair that ran, in words
-    figure  the name of the figure's file, if there is one
-    """
+    """The whole page. models: the pair that ran, in words; figure: the name of the figure's file."""
     run = f"python -m toolkit.train +experiment={table.experiment} pair="
     named = ", ".join(f"`{pair}`" if len(table.pairs) > 2 else f"`{run}{pair}`" for pair in table.pairs)
     named = f"`{run}PAIR` with {named}" if len(table.pairs) > 2 else named
@@ -70,10 +66,7 @@ def side_by_side(table: PaperTable, cells: Cells) -> pd.DataFrame:
 
 
 def sentence(table: PaperTable, claim: Mapping[str, Any], cells: Cells) -> str:
-    """A claim: the left row over the right one, here and in the paper, column by column; or columns, row by row.
-
-    In a sentence where there are a few of them, else in a table below the ranges.
-    """
+    """A claim, left over right, here and in the paper: in a sentence if about few columns (or rows), else in a table."""
     sides, names = (claim["left"], claim["right"]), claim["only"]
     pairs = [[(name, side) if claim["left"] in table.columns else (side, name) for side in sides] for name in names]
     here = [_gain(cells[left].value, cells[right].value) for left, right in pairs]

@@ -130,11 +130,7 @@ class Reply:
 
 
 class Endpoint:
-    """A chat completions endpoint.
-
-    body     keys of every request, beside model, messages and temperature 0; None takes a key out
-    seconds  one try may take; retries, backoff, workers as of the metric
-    """
+    """A chat completions endpoint. body: keys of every request, None takes one out; the rest as of the metric."""
 
     def __init__(
         self, base_url: str, model: str, key_variable: str | None, body: Mapping[str, Any],
@@ -326,10 +322,7 @@ class Judge(Metric):
         self._say()
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
-        """(rating, 1) of every answer that got one. Equal answers to a prompt are judged once.
-
-        Raises InputError if the judge cannot be loaded or reached.
-        """
+        """(rating, 1) of every answer that got one; equal ones are judged once. Raises InputError without a judge."""
         check_lengths(prompts, generations)
         reasons = []
         for prompt, generation in zip(prompts, generations, strict=True):

@@ -36,10 +36,7 @@ def render(template: str, facts: dict[str, Any]) -> str:
 
 
 def scripts(specs: dict[str, Any]) -> dict[str, str]:
-    """What the HTML page carries inside: the plotting library, the charts as data, our few lines, the styles.
-
-    The data are JSON in a script element of their own; "<" is written as an escape there, so that no text can end it.
-    """
+    """What the HTML page carries inside. "<" is an escape in its JSON, so that no text can end the script element."""
     charts = json.dumps({"specs": specs, "dark": DARK}, ensure_ascii=False, allow_nan=False, default=str)
     library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") if specs else ""
     return {

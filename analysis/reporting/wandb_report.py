@@ -21,10 +21,7 @@ PUBLISHED = "published.json"  # where the report is
 
 
 def publish(folder: Path, cfg: Any) -> None:
-    """Build the report of a folder's report.json, write it to wandb_report.json and, unless dry_run, save it on the server.
-
-    A report that was saved before is not saved again. Raises InputError if the server cannot be reached.
-    """
+    """Write wandb_report.json and, once and unless dry_run, save the report on the server. Raises InputError without one."""
     report = build(
         read_json(folder / "report.json"), cfg.entity, cfg.project or os.environ.get("WANDB_PROJECT", PROJECT)
     )

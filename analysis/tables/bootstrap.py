@@ -99,10 +99,7 @@ class Bootstrap:
 
 
 def resampled_totals(values: Array, resamples: int, seed: int) -> Array:
-    """Column totals [R, k] of `resamples` bootstrap samples of the rows of values [n, k].
-
-    All columns of a sample come from the same drawn prompts, so that ratios and differences of totals are paired.
-    """
+    """Column totals [R, k] of bootstrap samples of the rows of values [n, k]; all columns have the same drawn prompts."""
     return np.concatenate([weights @ values for weights in resampling_weights(len(values), resamples, seed)])
 
 
@@ -116,10 +113,7 @@ def resampling_weights(num_rows: int, resamples: int, seed: int) -> Iterator[Arr
 
 
 def _freedom(without_one: Array) -> Array:
-    """Degrees of freedom of the error of figures [m], from the figures without each prompt [n, m]: at most n - 1.
-
-    2 s^4 / Var(s^2), from the fourth moment of what each prompt contributes (Satterthwaite).
-    """
+    """Satterthwaite's degrees of freedom, 2 s^4 / Var(s^2), from the figures without each prompt [n, m]: at most n - 1."""
     size = len(without_one)
     shares = without_one - without_one.mean(0)
     kurtosis = (shares**4).mean(0) / (shares**2).mean(0) ** 2

@@ -100,10 +100,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """ "0.823 [0.790, 0.853]": with the digits that the interval's width makes worth reading, at most four decimals.
-
-    "" if there is no value; the value alone if it has no interval.
-    """
+    """ "0.823 [0.790, 0.853]", with the digits that the width makes worth reading; "" without a value."""
     if np.isnan(value):
         return ""
     if np.isnan(low) or np.isnan(high):
@@ -138,11 +135,7 @@ def _is_list(value: Any) -> bool:
 
 
 def show(frame: pd.DataFrame, title: str, rest: Path | str | None = None, first: Sequence[str] = ()) -> None:
-    """Print a table with the columns that fit.
-
-    rest   the file that has all columns
-    first  the most important columns, in order; the others follow as they stand
-    """
+    """Print a table with the columns that fit, the `first` ones first. rest: the file that has all columns."""
     front = [name for name in first if name in frame]
     ordered = frame[[*front, *(name for name in frame.columns if name not in front)]]
     rows = [[cell(value) for value in row] for row in ordered.itertuples(index=False)]

@@ -41,10 +41,7 @@ SYMBOLS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One method with one setting of its parameters (overrides relative to the method, and `head`).
-
-    max_drafted  the sweep's own bound, of a method that names none; None: the method's
-    """
+    """One method with parameters (overrides, `head`). max_drafted: the sweep's bound, of a method that names none."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -121,10 +118,7 @@ def default_bound() -> int:
 
 
 def bounded(setting: Setting, max_drafted: int) -> Setting:
-    """The setting with another bound, if it drafts chains and neither its method nor the grid names one.
-
-    A method whose bound follows its draft length names one. Raises InputError for a bound below the fewest tokens of a round.
-    """
+    """The setting with another bound, if it drafts chains and names none. Raises InputError for one below min_drafted."""
     written = OmegaConf.to_container(setting.method_config(), resolve=False)
     assert isinstance(written, dict)
     proposer = str((written.get("proposer") or {}).get("_target_", ".ChainProposer"))  # the default

@@ -48,10 +48,7 @@ def group_rows(
     bench: Workbench,
     metrics: Mapping[str, Metric],
 ) -> tuple[pd.DataFrame, pd.DataFrame, Unscored]:
-    """One line per setting and group: counts, seconds, joules, bytes of cache, and the counted quantities of the metrics.
-
-    The counts and counted quantities per prompt, too. And the texts that metrics could not score.
-    """
+    """One line per setting and group, one per setting and prompt, and the texts that metrics could not score."""
     rows: list[dict[str, Any]] = []
     prompt_rows: list[dict[str, Any]] = []
     unscored: Unscored = {}
@@ -115,9 +112,7 @@ def table_of(
     cost_ratio: float,
     bootstrap: Bootstrap,
 ) -> pd.DataFrame:
-    """One line per setting, of both tables of `group_rows`. Each figure `x` comes with `x_low` and `x_high`; in every
-    resample all settings have the same prompts, or groups.
-    """
+    """One line per setting. Each figure `x` comes with `x_low` and `x_high`; resamples have the same prompts for all."""
     names = [setting.name for setting in settings]
     lines = rows.groupby("name", sort=False).agg(
         method=("method", "first"), setting=("setting", "first"), group_size=("group_size", "first"),
@@ -147,10 +142,7 @@ def groups_to_choose_on(count: int, share: float, seed: int) -> list[int]:
 
 
 def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFrame:
-    """Per setting, a column for every parameter of the grid, named as its override, and `levels`: the most that a round drafts.
-
-    Levels are tokens of a chain, levels of a tree, layers of beams.
-    """
+    """Per setting its parameters, and `levels`, the most of a round: tokens of a chain, levels of a tree, layers of beams."""
     lines = []
     for setting in settings:
         method = bench.methods[setting.name].bind(bench.pair)
@@ -182,10 +174,7 @@ def counted_figures(metrics: Mapping[str, Metric], cost_ratio: float) -> dict[st
 
 
 def measured_figures(base: int) -> dict[str, Figure]:
-    """What follows from seconds and joules, on a logarithmic scale: what slows a machine multiplies.
-
-    base  index of the setting that the others' speed is divided by
-    """
+    """What follows from seconds and joules, on a logarithmic scale. base: index of the baseline."""
     columns, speed, scale = _quotient("num_generated", "seconds", "log")
     return {
         "tokens_per_second": (columns, speed, scale),

@@ -18,10 +18,7 @@ SELDOM = 0.01  # share of rounds
 
 
 def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None) -> pd.DataFrame:
-    """One line per setting and position: reached, accepted (rounds), rate = accepted / reached, and its interval over prompts.
-
-    rows  of a sweep. Settings without chains are left out; an empty table has the columns all the same.
-    """
+    """One line per setting of chains and position: reached and accepted rounds, rate = accepted / reached, its interval."""
     lines = []
     for labels, lengths in _chains(rows):
         accepted, _, judged = (at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
@@ -50,10 +47,7 @@ def length_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def bound_notes(lengths: pd.DataFrame, settings: pd.DataFrame, bound: int) -> list[str]:
-    """One line per method whose best setting ends more than SELDOM of its rounds at the bound, and not by its own choice.
-
-    lengths   of `length_table`; settings: method, setting, throughput; bound: most tokens of a round
-    """
+    """One line per method whose best setting ends more than SELDOM of its rounds at the bound, not by its own choice."""
     drafting = lengths.groupby(list(SETTING[-2:]), sort=False)
     shares = {}
     for (method, setting), rounds in drafting:

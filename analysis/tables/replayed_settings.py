@@ -59,11 +59,7 @@ class Shard:
     number: int
 
     def trace(self, record: Callable[[], Trace], heads: Heads, device: torch.device, keep: bool) -> Trace:
-        """The trace with the logits of these heads, as far as possible from the files; what was missing is written.
-
-        record  makes the trace again, with the logits of all heads; and with the states, if they are to be kept
-        keep    keep the states
-        """
+        """The trace with these heads' logits, as far as possible from files. record: makes it again; keep: keep the states."""
         stored = self._held(heads, device)
         if isinstance(stored, Trace):
             return stored

@@ -81,11 +81,7 @@ def one_kind(parameters: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
-    """The rows of several sweep folders; `what` names the argument in errors.
-
-    Raises InputError if a folder has no rows or if folders were made with other models or sampling. Two folders that
-    disagree about the same setting and prompt raise it, too.
-    """
+    """The rows of several sweep folders. Raises InputError for folders without rows, or that do not go together."""
     if isinstance(folders, str | Path):
         folders = [folders]
     if not folders:
@@ -109,10 +105,7 @@ def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
 
 
 def check_comparable(folders: Sequence[Path]) -> None:
-    """Raises InputError unless all sweeps were made with the same pair, sampling and bound of a round.
-
-    Seeds and devices may differ.
-    """
+    """Raises InputError unless all sweeps have the same pair, sampling and bound; seeds and devices may differ."""
     manifests = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
     for other in manifests[1:]:
         bounds = []  # earlier versions left methods at theirs, whatever the sweep's was
@@ -136,10 +129,7 @@ def check_comparable(folders: Sequence[Path]) -> None:
 
 
 def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each data set as those of one part, named after all that they come from ("dev+test").
-
-    Raises InputError if two parts hold the same prompt.
-    """
+    """The rows of each data set as of one part, named "dev+test". Raises InputError if two parts hold the same prompt."""
     names = {dataset: "+".join(dict.fromkeys(part.split)) for dataset, part in rows.groupby("dataset", sort=False)}
     joined = rows.assign(split=rows.dataset.map(names))
     twice = joined[joined.duplicated([*SETTING, "prompt"])]
@@ -198,10 +188,7 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def source_shares(rows: pd.DataFrame) -> dict[str, list[float]]:
-    """Shares of a setting's rounds that copied and that a draft model drafted in, in the order of `totals`.
-
-    Without entries unless a setting did both: elsewhere the method says it.
-    """
+    """Shares of rounds that copied, and that a draft model drafted in, as in `totals`; empty unless a setting did both."""
     sums = rows.groupby([*SETTING, "lossless"], sort=False, dropna=False)[["num_target_calls", *SOURCES]].sum(
         min_count=1
     )
@@ -215,10 +202,7 @@ def at_cost(table: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> p
 
 
 def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Array:
-    """`metrics.throughput` of counts [..., len(COUNTS)].
-
-    node_cost  of every drafted node beyond one per draft pass (chains have none), in target passes
-    """
+    """`metrics.throughput` of counts [..., len(COUNTS)]. node_cost: in target passes, of a node beyond a chain."""
     names = ("num_generated", "num_draft_calls", "num_target_calls", "num_drafted")
     produced, draft_calls, target_calls, drafted = (counts[..., COUNTS.index(name)] for name in names)
     beyond = np.maximum(drafted - draft_calls, 0.0)

@@ -58,20 +58,14 @@ def standing(
 
 
 def notes(table: pd.DataFrame, baseline: str) -> list[str]:
-    """What a reader must not miss of each line of `standing`: that a method loses beyond its interval.
-
-    baseline  as tables call it. Autoregressive decoding and the references have no note.
-    """
+    """What a reader must not miss of each line of `standing`: that a method loses beyond its interval."""
     slower = table.throughput_high < 1  # autoregressive decoding has 1
     lines = np.select([slower, table.gain_high < 0], ["slower than plain decoding", f"below the best {baseline}"], "")
     return np.where(table.method.isin((PLAIN, *YARDSTICKS)), "", lines).tolist()
 
 
 def interval_text(row: Any, name: str, form: str) -> str:
-    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate.
-
-    "?" for an interval that is undefined: in many resamples the reference was not higher.
-    """
+    """ "1.234 [1.200, 1.268]"; the estimate alone if that is a point; "?" for an interval that is undefined."""
     if name not in row or pd.isna(row[name]):
         return ""
     if pd.isna(row[f"{name}_low"]):
@@ -100,10 +94,7 @@ def _share(throughputs: Array, base: int, end: int) -> Array:
 
 
 def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float | str | None]:
-    """Scalars of a sweep's summary at one cost ratio, on the prompts that the best setting was picked on (not a test set).
-
-    A figure is None where the sweep lacks what it is measured against.
-    """
+    """Scalars of a sweep's summary at one cost ratio, on the prompts that the best setting was picked on; None: unknown."""
     own = summary[~summary.method.isin((*YARDSTICKS, PLAIN))]
     own = summary[summary.method == PLAIN] if own.empty else own
     if own.empty:
@@ -163,10 +154,7 @@ class Cost:
 def compare(
     test: pd.DataFrame, choice: Choice, baseline: str, cost: Cost, bootstrap: Bootstrap, hindsight: bool = False
 ) -> pd.DataFrame:
-    """One line per method with its chosen setting, references last: throughput, gain over the baseline, shares of the way.
-
-    See `standing`. hindsight: with the baseline's best setting per prompt.
-    """
+    """`standing` of the chosen settings, references last. hindsight: with the baseline's best setting per prompt."""
     if baseline not in choice:
         raise InputError(
             f"nothing to compare with: the sweeps hold no {baseline}; add it to the sweep's grid, or set baseline= to one of "

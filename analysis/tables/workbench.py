@@ -48,10 +48,7 @@ class Workbench:
         self.methods: dict[str, Method] = {}
 
     def prepare(self, setting: Setting) -> str:
-        """Build the setting's method; returns a hash of everything the setting's rows depend on.
-
-        Raises InputError if the setting cannot be built, or its head does not belong to the pair.
-        """
+        """Build the method; returns a hash of all its rows depend on. Raises InputError if it, or its head, does not fit."""
         shared = {
             "sampling": vars(self.sampling),
             "models": self.fingerprints,
@@ -128,10 +125,7 @@ class Workbench:
         return parameter_counts({"target": self.pair.target, **drafts})
 
     def replayable(self, setting: Setting, max_drafted: int) -> bool:
-        """Whether a recording holds all the setting needs: a chain of drafted tokens, judged one by one, of this length.
-
-        Copied tokens need the texts alone, whatever the length.
-        """
+        """Whether a recording holds all the setting needs: a chain of this length, judged token by token, or copies."""
         if setting.method == PLAIN or setting.method in PARAMETERS:
             return False
         method = self.methods[setting.name]

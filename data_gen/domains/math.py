@@ -8,7 +8,7 @@ from data_gen.domains import Example, collect
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ivy", "Jack", "Kate", "Leo",
          "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Victor")  # fmt: skip
-ITEMS = ("apples", "books", "cards", "acceptance_draws", "eggs", "flowers", "marbles", "oranges", "pencils", "shells", "stamps",
+ITEMS = ("apples", "books", "cards", "coins", "eggs", "flowers", "marbles", "oranges", "pencils", "shells", "stamps",
          "stickers")  # fmt: skip
 BOXES = ("boxes", "bags", "baskets", "packs")
 PLACES = ("at the market", "in the garden", "at school", "from a friend", "in the shop", "on the way home")
