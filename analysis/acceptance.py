@@ -1,18 +1,11 @@
 """python -m analysis.acceptance prompts=toy_math: how much acceptance each multi-draft rule leaves on the table.
 
-Along target text, with p and q at every position. Gives the mean acceptance of each method's rule with K candidates,
-the optimum of its sampling scheme, and the gap. (Khisti et al., arXiv:2410.18234, Table 3, for any pair.) From these
-follows which tree to draft at given costs. At temperature 0 the candidates are the draft's K likeliest tokens, whatever
-the method (MCSD, arXiv:2401.06706, section 3). Different drafts, one per candidate in turn: a pair with several drafts
-and overrides=[proposer.scheme=independent]; one draft at several temperatures: overrides=[proposer.scheme=independent,
-"proposer.temperatures=[.5,5]"]. With target_probs=[...] draft_probs=[[...],...] no model is used: the rules are enumerated
-for these distributions (`analysis.multi_draft.exact`). Files:
+Along target text, with p and q at every position: the mean acceptance of each rule with K candidates, the optimum of its
+scheme, the gap (Khisti et al., arXiv:2410.18234, Table 3, for any pair), and which tree to draft at given costs. At
+temperature 0 the candidates are the draft's K likeliest tokens (MCSD, arXiv:2401.06706, section 3). With target_probs=[...]
+draft_probs=[[...],...] no model is used: the rules are enumerated (`analysis.multi_draft.exact`). Files:
 
-    sums        one line per data set, method, prompt and K: sums over positions
-    acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
-    advice      the best tree of every method (columns: `analysis.multi_draft.acceptance_table`)
-    alphabet    with `alphabet=true`: how many tokens are possible at a position (columns: `target_texts.alphabet_table`)
-    block_efficiency  per method and tree shape, from the sweeps that are named
+    sums, acceptance, alphabet, block_efficiency, advice  tables: see `analysis.multi_draft`
     acceptance.md     all of them as people read them
     figures/    acceptance-<dataset>.png: acceptance over K
 """

@@ -10,7 +10,6 @@ With responses=FILE.jsonl a serving engine's own counts are read: see `analysis.
     advice.md   the sentences and the table
     advice.png  speed-up over batch size (also pdf and svg)
     costs-N.json  the cost table of draft N; of a target alone costs-0.json
-    copies.json  the acceptance estimate of copied tokens, fitted to the dev answers
     exports/    files for transformers, vLLM, SGLang, llama.cpp and this package
 """
 
@@ -113,9 +112,6 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     })  # fmt: skip
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
 def _settings(cfg: commands.Advise) -> list[Setting]:
     """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
     bound = cfg.max_drafted if cfg.max_drafted != "auto" else None
@@ -159,7 +155,6 @@ def _recorded(
     candidates = [candidate(single, drafting) for single in singles if len(drafting) > 1]
     if len(copying) > 1:
         alone = candidate(replace(pair, draft=None, drafts=(), head=None, name=NO_DRAFT), copying)
-        alone.dev.estimator = alone.test.estimator = alone.dev.fit_copies(folder / "copies.json")
         candidates.append(alone)
     return candidates
 

@@ -1,17 +1,13 @@
 """python -m analysis.compare prompts=toy_math: methods side by side, in speed, forward passes, memory, energy and quality.
 
-Every setting of every method decodes every group of prompts. On each group the settings take turns, in an order that rotates.
-So whatever else the machine does disturbs all of them. Only decoding is inside the timed and metered windows; the texts
-are scored afterwards. A group is written whole when all settings have decoded it: run the same line again to go on. Files:
+On each group of prompts the settings take turns, in an order that rotates. Only decoding is timed and metered; the texts are
+scored afterwards. A group is written whole when all settings have decoded it: run the same line again to go on. Files:
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
-    rows                 one line per setting and group: counts, seconds, joules
-    prompts              one line per setting and prompt: counts, and the counted quantities of every metric
-    comparison           one line per setting: its parameters, every figure with its interval over prompts (seconds and joules:
-                         over groups), speed against the baseline's, mean length of the prompts in tokens. With `dev_share`,
-                         `dev_tokens_per_second` is measured on the groups to choose on, and everything else on the others
-    comparison.md        the same for readers, how to read it, and figures
-    figures/             quality against speed, against forward passes and against energy; mean width against each
+    rows, prompts        one line per setting and group, and per setting and prompt
+    comparison           one line per setting: parameters, figures with intervals, speed against the baseline's. With
+                         `dev_share`, `dev_tokens_per_second` is measured on the groups to choose on, the rest on the others
+    comparison.md, figures/  the same for readers
 """
 
 from __future__ import annotations

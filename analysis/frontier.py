@@ -1,22 +1,15 @@
 """python -m analysis.frontier dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2: what adaptive stopping is worth.
 
-Without `test`, the prompts of the sweeps are split: one half to choose on, the other half to report on. Per data set,
-each method's setting is chosen on the dev rows by throughput: N / (c * draft calls + target calls), summed over
-prompts. It is reported on the test rows with intervals over prompts. It is compared with the baseline (the
-best fixed K) by paired ratios. Sweeps also hold two references, the clairvoyant oracle and the true-probability upper
-bound: for these, the share of the way that is covered is given. Where all sweeps were replayed on traces, the
-baseline's best setting of every prompt, chosen with hindsight, stands beside them. Files:
+Per data set, each method's setting is chosen on the dev rows (without `test`, on one half of the prompts) by throughput:
+N / (c * draft calls + target calls), summed over prompts. It is reported on the test rows, beside the best fixed K, the oracle
+and the upper bound, with paired intervals over prompts. Files:
 
     frontier    one line per data set and method: the chosen setting, throughput, gain, shares, rates, counts
     results     the same as people read it, with intervals in brackets
     settings    one line per setting of the test sweeps: rates, whether it was chosen, whether it is undominated
-    costs       throughput over cost ratios, settings chosen again at each
-    costs_table the same at a few ratios (`table_costs`), one line per method
-    standing    at these ratios: throughput, gain and shares of every method with intervals, and a note where a method
-                loses to autoregressive decoding or to the baseline beyond its interval
-    standing.md standing as people read it, one table per ratio, data sets side by side
-    frontier.md results and figures
-    figures/    pareto-<dataset>.png and costs-<dataset>.png, drawn from these tables only
+    costs       throughput over cost ratios, settings chosen again at each; costs_table: at `table_costs`
+    standing    at these ratios: throughput, gain and shares with intervals, and a note where a method loses
+    frontier.md, standing.md, figures/
 """
 
 from __future__ import annotations

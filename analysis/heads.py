@@ -1,18 +1,13 @@
 """python -m analysis.heads traces=FOLDER heads=[A,B,C]: what every head predicts, and what decoding with it is worth.
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 3: heads over depth and w_rej, their binary KL, the best throughput and its
-threshold. This command takes any heads, acceptance and pre-read ones, and replays them on one recording. Thresholds are chosen
-on texts that no number is reported on. AUROC and calibration stand beside the KL, and intervals are over texts. Deviation:
-the paper's best threshold is the best on the reported prompts.
-
-With fit={NAME: TRACES} a head is calibrated and its reliability is shown (`analysis.replay.calibrated_heads`). With
-drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} drafts are compared instead of heads (`analysis.replay.drafts`). With
-copies=RESPONSES the acceptance of copied tokens is fitted, which takes no model (`analysis.replay.copies`).
+threshold. Any heads are replayed on one recording. Deviation: thresholds are chosen on texts that no number is reported on.
+fit={NAME: TRACES} calibrates a head, drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONSES fits
+the acceptance of copied tokens (`analysis.replay`).
 
     heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
-    results     the same as people read it
+    results, heads.md  the same as people read it
     thresholds  one line per head and threshold, and per fixed K
-    heads.md    results and the figure
     pareto.png  discard rate over verification rate, one curve per head
 """
 

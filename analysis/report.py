@@ -1,16 +1,11 @@
 """python -m analysis.report inputs=[FOLDER,...]: what output folders found, on one page.
 
-    report.html  one self-contained page that needs no network. It has the result in one sentence, charts with counts under the
-                 pointer, texts token by token, every table, settings and provenance. It comes in light and dark, for screens
-                 of any width and for print
-    report.md    tables and figures for readers without a browser, the figures beside it
-    report.json  the report's specification: what it shows and where that comes from
+    report.html  one self-contained page: the result in one sentence, charts, texts token by token, tables, provenance
+    report.md    tables and figures for readers without a browser
+    report.json  what the page shows and where that comes from
 
-publish=true makes a W&B report of the specification, too (`analysis.reporting.wandb_report`); upload the runs first
-(python -m toolkit.sync folder=outputs). With dry_run=true nothing is sent: wandb_report.json holds what would be.
-
-Folders of different pairs or sampling settings are kept apart, each group with its own headline and charts. What a folder
-lacks is shown as missing. The templates are in `analysis/templates/`.
+publish=true makes a W&B report of it, too (`analysis.reporting.wandb_report`). Folders of different pairs or sampling settings
+are kept apart. What a folder lacks is shown as missing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """python -m analysis.serving hardware=h100 users=[1,4,16] slots=16: what speculation does to a served queue, by load.
 
-Continuous batching, simulated on recorded texts (`analysis.loads.simulator`): up to `slots` requests side by side, a
-new one for every one that ends, prompt reading included. A load is a fixed number of users, each waiting for its
-answer, or a rate of requests at random times. Costs are measured on this machine, modelled from a device's peak
-figures, or read from a file. Files:
+Continuous batching, simulated on recorded texts (`analysis.loads.simulator`). A load is a number of users, each waiting for
+its answer, or a rate of requests at random times. Files:
 
     serving      one line per load and setting: tokens/s, seconds per output token and to the answer (median, 95 %), batch
     serving.png  tokens per second over autoregressive decoding's, best setting of every method (also pdf and svg)

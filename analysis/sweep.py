@@ -1,15 +1,10 @@
 """python -m analysis.sweep prompts=toy_math prompts.split=dev: score a grid of methods on one prompt set.
 
-Every setting (one method with one setting) is written whole as settings/<hash>.parquet. The hash covers everything its
-rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only
-autoregressive decoding is run: its responses are recorded once, and every chain method with token-level rejection is
-replayed on the recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid
-does not name the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work
-(`toolkit.runs.sharding`) make every world_size-th setting. The first of them decodes autoregressively and records, the
-last one joins. The table rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
-
-Does replay count what decoding counts? source=live replayed=[SWEEP,...] compares the decoded settings with those of
-replayed sweeps, over the prompts of both: agreement.parquet, one line per setting.
+Every setting is written whole as settings/<hash of all its rows depend on>.parquet, and not made again: a larger grid goes on
+where a smaller one ended. Autoregressive responses are recorded once, and every chain method with token-level rejection is
+replayed on them, exactly in distribution. The others, and with source=live all of them, are decoded. Processes share the
+settings (`toolkit.runs.sharding`). rows.parquet holds those of the last grid (columns: `analysis.tables.rows`).
+source=live replayed=[SWEEP,...] compares decoded with replayed settings: agreement.parquet, one line per setting.
 """
 
 from __future__ import annotations

@@ -3,23 +3,14 @@
 Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft passes + t_target * target
 passes. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
 adds the cost of width and context (`toolkit.costs.forward`), per round. The decoding loop's own work counts for the target.
-One prompt at a time, settings interleaved, the first prompts for warming up left out. On a GPU the device is waited for
-before and after every response.
+With an acceptance head SpecDec++ is timed, too: what its responses take beyond fixed K's passes is what its head costs. With
+batch_sizes=[1,4,16] forward passes are timed under load (`analysis.loads.costs`). With traces=FOLDER head=FOLDER the price of
+the rate rule is solved instead (`analysis.replay.price`).
 
-With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forward passes are those of fixed K,
-whose regression gives the seconds for equally many passes. What its responses take beyond them is what its head costs
-(`beyond`, per draft pass, with an interval over responses).
-
-With batch_sizes=[1,4,16], forward passes are timed under load, too, and the cost table that `analysis.advise`,
-`analysis.serving` and `method=batch_rate` take is written (`analysis.loads.costs`).
-
-With traces=FOLDER head=FOLDER nothing is timed: the price that the rate rule should use at each cost ratio is solved on the
-recording (`analysis.replay.price`).
-
-    costs.json  the table;  loads, its entries: seconds by model, batch size, tokens per row
     timing      per way of decoding: seconds per forward pass, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain
+    costs.json, loads  the cost table under load and its entries
 """
 
 from __future__ import annotations

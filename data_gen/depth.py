@@ -1,8 +1,7 @@
 """How deep roll-outs of a recording pay: as deep as drafted tokens are accepted at all, on the first texts.
 
-The method is ours. One teacher-forced pass of both models over a few texts gives alpha = sum_x min(p, q) of every position. A
-round from position s has its first k tokens accepted with the product of alpha over s..s + k - 1, if every draft follows the
-text. The depth is the first k at which the mean over all s falls below PAYS. At alpha = .2 it is 3, at .9 beyond 20. A draft
+The method is ours. A round from position s has its first k tokens accepted with the product of alpha = sum_x min(p, q) over
+s..s + k - 1, if every draft follows the text. The depth is the first k at which the mean over all s falls below PAYS. A draft
 that reads the target's states is recorded instead, and the share of rounds is counted.
 """
 

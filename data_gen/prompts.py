@@ -196,8 +196,6 @@ class HubPrompts(PromptSource):
             )
         return prompts
 
-    # -- which rows -----------------------------------------------------------------------------------------------
-
     def _rows(self) -> tuple[Any, list[int]]:
         """The rows of the data set's split, and the indices of those that are wanted, in order."""
         split, start, stop = parse_split(self.splits[self.split])
@@ -246,8 +244,6 @@ class HubPrompts(PromptSource):
             raise InputError(f"expected a JSON file at {file}, found none") from None
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise InputError(f"expected a JSON list of objects with {key!r} in {file}: {error!r}") from None
-
-    # -- from row to prompt ---------------------------------------------------------------------------------------
 
     def _prompt(self, index: int, row: Row, joined: Mapping[str, Any]) -> Prompt | None:
         extra = {key: _field(row, key) for key in self.extra}

@@ -1,12 +1,9 @@
 """Record traces: make the acceptance draws of speculative sampling for given texts, and let the draft roll on after
 rejections.
 
-Each model makes one teacher-forced pass. Then the draft makes one forward per depth of the roll-outs. All roll-outs of a text
-are branches of one tree in the draft's cache, so that they share the text. With `upper_bound` the target reads the branches,
-too. Long texts with large vocabularies are read a part at a time, so that no more than LOGITS numbers of logits are held.
-
-A repetition penalty changes p and q of a position by the tokens before it: those of the text, and in a roll-out its own.
-A draft does not know of stop strings: where the last token of a text was accepted, there is a roll-out after it, too.
+Each model makes one teacher-forced pass, then the draft one forward per depth of the roll-outs, which are branches of one tree
+in its cache. With `upper_bound` the target reads the branches, too. A repetition penalty changes p and q of a position by the
+tokens before it. Where the last token of a text was accepted, there is a roll-out after it, too.
 
 Shapes: B texts of a batch, N tokens of a text, n of a part of it, V vocabulary, M max_drafted, R roll-outs under way.
 """
@@ -151,8 +148,6 @@ class Recorder:
     def _stops(self, text: RecordedText, produced: Sequence[int]) -> bool:
         return self.pair.stop_position(self.sampling.stop, produced, text.prompt) is not None
 
-    # -- on path --------------------------------------------------------------------------------------------------
-
     def _on_path(self, batch: list[RecordedText], target: Session, draft: Session) -> list[dict[str, Tensor]]:
         """Columns of every text's N positions, from one pass of each model; each `RecordedText` is told what was accepted."""
         parts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
@@ -232,8 +227,6 @@ class Recorder:
         wider = replace(self.sampling, top_p=top_p, min_p=min_p, repetition_penalty=1.0)
         return bool(warp(lifted.unsqueeze(0), wider)[0, token] > 0)
 
-    # -- after rejections -----------------------------------------------------------------------------------------
-
     def _roll(self, batch: list[RecordedText], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
         """For every text a list of facts, one or more per depth; `_Roll.steps` says which belong to each roll-out."""
         facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
@@ -308,8 +301,6 @@ class Recorder:
         tokens = torch.tensor([[roll.token for roll in rolls] for rolls in padded], device=device)
         parents = torch.tensor([[roll.parent for roll in rolls] for rolls in padded], device=device)
         return session.extend(tokens, counts=[0] * len(live), parents=parents, last=width)
-
-    # -- what is kept ---------------------------------------------------------------------------------------------
 
     def facts_of(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]:
         """Columns of a Trace for some steps."""

@@ -1,14 +1,11 @@
 """Record traces of a draft that reads the target's states (EAGLE-3): one chain of drafted tokens from every start.
 
-Such a draft says something else about a position in every round: at depth 1 it has read the target's states up to there, at
-depth k > 1 its own of k - 1 steps. So q and the acceptance draws are made per start s and depth k. A chain follows the text
-as long as its tokens are accepted. Then it goes on with the draft's own tokens, as a roll-out does. Given the text X of the
-target, the joint distribution of a round from s factorises over k as in `data_gen.recording`, with q_{s,k} for q:
+Such a draft says something else about a position in every round: so q and the acceptance draws are made per start s and depth
+k. A chain follows the text X as long as its tokens are accepted, then the draft's own tokens. With q_{s,k} for q:
 
     accepted_{s,k} ~ Bernoulli(min(1, q_{s,k}(X_{s+k-1}) / p(X_{s+k-1}))); else the drafted token ~ norm((q_{s,k} - p)+)
 
-Rounds of one text do not overlap, so replay stays exact. All starts of a text are drafted side by side, as the unrolling of
-`toolkit.distillation.unrolled` does. Time and memory are those of N M steps, whatever is accepted.
+Rounds of one text do not overlap, so replay stays exact. All starts of a text are drafted side by side.
 
 Shapes: N tokens of a text, T of its prompt and itself, M max_drafted, V vocabulary, n starts that still draft, W width of the
 target's states, D of the draft's.

@@ -1,14 +1,10 @@
 """python -m data_gen.responses: what the target answers to every prompt.
 
-Output: shards `shard-00000.jsonl`, `shard-00001.jsonl`, ... of `shard_size` prompts each, and the manifest. A shard is
-written whole. Its header line says which job it belongs to. Then come one line per prompt and a footer with the hash of
-all lines before it. Rows have their own random numbers, seeded by (sampling.seed, row). So a response depends neither
-on the batch nor on where an interruption fell. Rows that have ended are kept as they come. Run the command again, and it goes
-on with the rows that are missing.
+Output: shards of `shard_size` prompts (`data_gen.shards`), and the manifest. A response depends on (sampling.seed, row) alone.
+Rows that have ended are kept as they come: run the command again, and it goes on with the rows that are missing.
 
 With `endpoints=[URL,...]` the target is asked over HTTP, where vLLM, SGLang or their like serve it (`data_gen.remote`). The
-output is the same, and no weights are loaded here. Rows are kept as they come. The seeds are the engine's own then, so
-another run gives other responses. The addresses do not name the folder, and may differ from run to run.
+seeds are the engine's own then. The addresses do not name the folder, and may differ from run to run.
 
 Accounting: done + failed + skipped = input. Failed rows hold an error, skipped ones were left out on purpose.
 """
@@ -124,9 +120,6 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
         for row in read_shard(folder / shard_name(number), manifest["job"]):
             if row["status"] in statuses:
                 yield row
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
 
 
 def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: TokenBar) -> list[dict[str, Any]]:

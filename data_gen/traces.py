@@ -1,10 +1,8 @@
 """python -m data_gen.traces responses=FOLDER: record traces, from which every stopping policy can be replayed.
 
-Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
-acceptance draws) and the manifest. Files are written whole; run the command again after an interruption and it goes on
-with the first that is missing. Processes that share the work (`toolkit.runs.sharding`) write every world_size-th file.
-`toolkit.trace.folders` reads them again. If a finished recording beside it differs in its heads alone and holds states
-(hidden=true), the heads are scored on those, and no model runs.
+Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ...: the same texts with new acceptance draws). Run
+the command again after an interruption and it goes on. If a finished recording beside it differs in its heads alone and holds
+states (hidden=true), the heads are scored on those, and no model runs.
 """
 
 from __future__ import annotations
@@ -136,9 +134,6 @@ def run(cfg: commands.Traces) -> Path:
                 contents = {"num_texts": len(rows), "replicates": cfg.replicates, "num_shards": len(shards)}
                 _finish(stage, paths, job, facts, {**contents, "states": states if cfg.hidden else None})
     return stage.folder
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
 
 
 def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], contents: dict[str, Any]) -> None:

@@ -1,15 +1,9 @@
 """What a serving engine's own counts say of the draft length: analysis.advise responses=FILE.jsonl cost_ratio=.1.
 
-No model is loaded. The input is vLLM's answers, one JSON object per line. The server adds counts per request when it is
-started with `--per-request-spec-decode-metrics summary` (or `detailed`). They are `metrics.speculative_decoding` with
-`num_spec_tokens` (K), `num_spec_steps`, `num_draft_tokens`, `num_accepted_draft_tokens` and `acceptance_histogram`.
-Entry j of the histogram counts the rounds that accepted j drafted tokens. (vLLM 0.27 to 0.32; its page calls the format
-experimental.)
-
-Every draft length k up to the served K gets tokens per round, 1 + sum_{j <= k} P(at least j accepted). It also gets
-throughput in tokens per target-forward time, (tokens per round) / (1 + c k). Intervals are over requests. A round of
-length k is taken to start where the served rounds started. With another length, rounds start elsewhere in the same
-texts. So the estimate is exact at k = K and close where acceptance is alike along a text. Recordings know no such limit. Files:
+The input is vLLM's answers (0.27 to 0.32), one JSON object per line, with counts per request: started with
+`--per-request-spec-decode-metrics summary`, they are `metrics.speculative_decoding`. Every length k up to the served K gets
+tokens per round, 1 + sum_{j <= k} P(at least j accepted), and (tokens per round) / (1 + c k). Rounds of length k are taken to
+start where the served ones did: exact at k = K, close where acceptance is alike along a text. Files:
 
     lengths    one line per draft length
     positions  P(accepted | all before accepted) of every draft position

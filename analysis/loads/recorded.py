@@ -20,7 +20,6 @@ from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
 from data_gen.depth import DEEPEST, PAYS, TEXTS, depth_that_pays
-from toolkit.acceptance import match
 from toolkit.config import instantiate
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer
@@ -39,7 +38,6 @@ class RecordedPair:
     settings  those given that can be simulated: chains judged token by token, and autoregressive decoding
     left_out  by method, why the others cannot
     costs     the cost table, and the file that holds it, which rules that weigh a batch read: set before `serve`
-    estimator  the file of an acceptance estimate of copied tokens (`fit_copies`); None: each method's own
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class RecordedPair:
     ):
         self.bench, self.left_out = bench, dict[str, str]()
         self.costs: tuple[LoadCost, Path] | None = None
-        self.estimator: Path | None = None
         self.copies: dict[CopyProposer | None, Copies] = {}
         self.settings = [setting for setting in settings if self._takes(setting)]
         alone = Workbench(replace(bench.pair, draft=None, drafts=(), head=None), *bench.shared)
@@ -90,8 +87,6 @@ class RecordedPair:
         method = self.bench.methods[setting.name]
         if weighed := self._weighed(setting, load.slots):
             policy: Any = method.policy
-            if "estimator.path" in weighed:
-                policy = replace(policy, estimator=replace(policy.estimator, path=weighed.pop("estimator.path")))
             method = replace(method, policy=replace(policy, **weighed))
         bound = method.bind(self.bench.pair)
         if setting.method == PLAIN:
@@ -103,16 +98,6 @@ class RecordedPair:
         rule = with_recorded_heads(bound.policy, self.recording.heads)
         return serve(trace, self.prompt_tokens, rule, self.costs[0], load, requests or range(len(self.texts)))
 
-    def fit_copies(self, path: Path) -> Path | None:
-        """Fit the acceptance estimate of copied tokens to these texts, for methods that name none; None: nothing to learn."""
-        for setting in self.settings:
-            method = self.bench.methods.get(setting.name)
-            if method is not None and method.policy.reads_matches:
-                ends = self.bench.pair.ends(self.bench.sampling)
-                inputs, labels = match.examples(method.proposer, self.texts, method.bind(self.bench.pair).limit, ends)
-                return match.fit(inputs, labels).save(path) if 0 < int(labels.sum()) < len(labels) else None
-        return None
-
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
         """The setting as keys of `toolkit.decode` and their values, for a batch size: parameters, head, cost table."""
         keys = {f"method.{name}": value for name, value in setting.parameters.items() if name != "head"}
@@ -123,7 +108,7 @@ class RecordedPair:
         return {"method": setting.method} | {k: v for k, v in (keys | {"head": head}).items() if v is not None}
 
     def _weighed(self, setting: Setting, batch: int) -> dict[str, Any]:
-        """What a policy that weighs costs takes and does not name itself: cost table, batch size, estimate of copies."""
+        """What a policy that weighs costs takes and does not name itself: cost table and batch size."""
         policy: Any = self.bench.methods[setting.name].policy
         filled: dict[str, Any] = {}
         if getattr(policy, "costs", "") is None:
@@ -131,8 +116,6 @@ class RecordedPair:
             filled["costs"] = str(self.costs[1].resolve())
             if hasattr(policy, "batch_size"):
                 filled["batch_size"] = batch
-        if policy.reads_matches and self.estimator is not None and policy.estimator.path is None:
-            filled["estimator.path"] = str(self.estimator.resolve())
         return filled
 
     def _copies(self, proposer: CopyProposer | None, most: int) -> Copies:

@@ -2,8 +2,8 @@
 
 Batch slots hold requests. When a request ends, its slot takes the next one. In every round all slots draft, as deep as the
 deepest of them, and one forward of the target checks them. A round takes its draft forwards at this batch size, the target
-forward at the widest draft, and the reading of new prompts. A draft model reads nothing while the batch does not draft, and
-catches up when it drafts again. The trace says which tokens are drafted and accepted, exactly as in a replay.
+forward at the widest draft, and the reading of new prompts. The trace says which tokens are drafted and accepted, exactly as in
+a replay.
 
 Shapes: Q requests, T texts of the trace, B slots, P positions.
 """
@@ -23,7 +23,6 @@ from analysis.replay.policies import draft
 from analysis.replay.prompt_lookup import Copies
 from analysis.replay.tally import JudgedLengths, Sent
 from toolkit.costs.load import LoadCost
-from toolkit.decoding.batch import PREFILL, read_together
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
@@ -110,13 +109,9 @@ def serve(
     return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests)).run()
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Server:
-    """Runs the batch. Of each slot: `slot`, its request (-1: free); `at`, where its next round starts; `unread` [2, B], the
-    tokens that draft and target have not read, without the newest one."""
+    """Runs the batch. Of each slot: `slot`, its request (-1: free); `at`, where its next round starts."""
 
     trace: Trace | Copies
     prompt_tokens: NDArray[np.int64]
@@ -140,8 +135,6 @@ class _Server:
         self.served = ServedRequests(self.load.arrivals(len(self.requests)))
         self.slot: list[int] = []
         self.at = np.zeros(0, dtype=np.int64)
-        self.unread = np.zeros((2, 0), dtype=np.int64)
-        self.drafting = True  # whether the last round drafted at all
         self.state: State = policy.init(0, torch.device("cpu"))
         self.next, self.clock = 0, 0.0
         self.seconds: dict[tuple[Any, ...], float] = {}
@@ -164,14 +157,14 @@ class _Server:
                 joined.append(slot)
         while len(self.slot) < self.load.slots and self._waiting():
             self.slot.append(-1)
-            self.at, self.unread = np.append(self.at, 0), np.append(self.unread, [[0], [0]], 1)
+            self.at = np.append(self.at, 0)
             fresh = self.policy.init(1, torch.device("cpu"))
             self.state = {key: torch.cat([self.state[key], fresh[key]]) for key in fresh}
             self._join(len(self.slot) - 1)
             joined.append(len(self.slot) - 1)
         busy = [slot for slot, request in enumerate(self.slot) if request >= 0]
         if self.load.drops == "always" or 2 * len(busy) <= len(self.slot):
-            self.slot, self.at, self.unread = [self.slot[slot] for slot in busy], self.at[busy], self.unread[:, busy]
+            self.slot, self.at = [self.slot[slot] for slot in busy], self.at[busy]
             self.state = {key: value[busy] for key, value in self.state.items()}
             joined = [busy.index(slot) for slot in joined]
         return joined
@@ -184,7 +177,6 @@ class _Server:
         self.next += 1
         self.served.joined[request] = self.clock
         self.at[slot] = self.first_of[self.requests[request]]
-        self.unread[:, slot] = self.prompt_tokens[self.requests[request]] - 1
         self.state = with_fresh(self.policy, self.state, slot)
 
     def _round(self, joined: list[int]) -> None:
@@ -205,12 +197,12 @@ class _Server:
         texts = self.requests[request[busy]]
         contexts = self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]
         context = float(contexts.mean() if self.load.drops == "always" else contexts.max())
-        reading = self._reading(int(calls.max()) > 0, int(drafted.max()) + 1)
+        reading = self._reading(joined, int(drafted.max()) + 1)
         seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
         self.clock += reading + seconds
-        served, who, readers = self.served, request[busy], request[joined or np.flatnonzero(busy)]
+        served, who = self.served, request[busy]
         served.seconds[who] += seconds / len(who)
-        served.seconds[readers] += reading / len(readers)
+        served.seconds[request[joined]] += reading / max(len(joined), 1)
         served.forwards = (served.forwards[0] + int(calls.max()), served.forwards[1] + 1)
         served.first[who] = np.where(served.tokens[who] == 0, self.clock, served.first[who])
         served.tokens[who] += produced[busy]
@@ -218,18 +210,13 @@ class _Server:
         served.num_drafted[who] += drafted[busy]
         served.num_calls[who] += calls[busy]
         self.at = np.where(busy, self.at + produced, self.at)
-        self.drafting = bool(calls.any())
-        if not self.drafting:
-            self.unread[0] += np.where(busy, produced, 0)
         for slot in np.flatnonzero(busy):
             if self.at[slot] >= self.first_of[self.requests[request[slot]] + 1]:
                 served.answered[request[slot]] = self.clock
-                self.slot[slot], self.unread[:, slot] = -1, 0
+                self.slot[slot] = -1
                 unsent = np.flatnonzero(np.isinf(served.sent))
                 if len(unsent):  # the user's next request
                     served.sent[unsent[0]] = self.clock
-
-    # -- costs ----------------------------------------------------------------------------------------------------
 
     def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
         """Seconds of a round: the batch's draft forwards, and the target forward at the widest draft."""
@@ -239,35 +226,20 @@ class _Server:
             self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target
         return self.seconds[key]
 
-    def _reading(self, drafts: bool, width: int) -> float:
-        """Seconds that a round takes beyond its forwards, to read what the models have not read.
+    def _reading(self, joined: list[int], width: int) -> float:
+        """Seconds to read new prompts. width: tokens per row of the target forward.
 
-        width  tokens per row of the target forward
-
-        Rows that join a running batch read in forwards of their own, as in the loop, unless the draft model rests.
+        Rows that join a running batch read in forwards of their own; where all rows are new, the round's own forwards do it.
         """
+        if not joined:
+            return 0.0
+        texts = self.requests[np.array(self.slot)[joined]]
+        rows, unread = len(self.slot), float(self.prompt_tokens[texts].max() - 1)
         seconds = 0.0
-        for number, now, alone, of in ((0, drafts, self.drafting and self.drafts, 1), (1, True, True, width)):
-            unread = self.unread[number]
-            behind = np.flatnonzero(unread >= PREFILL)
-            groups = read_together(unread[behind].tolist())
-            if alone and (len(groups) > 1 or len(behind) < len(unread)):
-                for group in groups:
-                    seconds += self._forward(number, len(group), int(unread[behind[group]].max()))
-                unread[behind] = 0
-            if now and unread.any():
-                wider = of + int(unread.max())
-                seconds += self._forward(number, len(unread), wider) - self._forward(number, len(unread), of)
-                unread[:] = 0
+        for forward, own in ((self.costs.draft, 1), (self.costs.target, width))[0 if self.drafts else 1 :]:
+            alone = len(joined) < rows
+            seconds += forward(len(joined), unread) if alone else forward(rows, own + unread) - forward(rows, own)
         return seconds
-
-    def _forward(self, number: int, batch: int, width: int) -> float:
-        key = ("read", number, batch, width)
-        if key not in self.seconds:
-            self.seconds[key] = (self.costs.draft, self.costs.target)[number](batch, width)
-        return self.seconds[key]
-
-    # -- drafting -------------------------------------------------------------------------------------------------
 
     def _draft(self, starts: Tensor, state: State, busy: Tensor | None) -> tuple[Tensor, Tensor, State]:
         if isinstance(self.trace, Copies):

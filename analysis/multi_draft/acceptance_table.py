@@ -2,12 +2,12 @@
 
     acceptance  P(a candidate is emitted by acceptance), mean over positions of target text
     drafted     P(the emitted token is a candidate): a decoder walks on there as well
-    optimum     the most that `drafted` can be under any exact rule with the same scheme; for candidates of different
-                distributions an upper bound of it (`toolkit.verification.optimal.independent_bounds`)
+    optimum     the most that `drafted` can be under any exact rule with the same scheme, or an upper bound of it
     gap         optimum - acceptance
-Each with `_low` and `_high`, over prompts; all columns have the same resampled prompts (paired).
 
-And produced tokens per target forward, the extra one included, for every method and tree shape of sweeps (grid=trees).
+Each with `_low` and `_high`, over prompts (paired). And which tree to draft: one with K_1, K_2, ... children per level yields
+1 + a(K_1) + a(K_1) a(K_2) + ... tokens per round and costs c D + 1 + v n (D levels, n nodes). Approximation: a(K) is the mean
+of `drafted`, and levels are independent. So deep trees are worth more than it says; trees of equal depth compare well.
 """
 
 from __future__ import annotations

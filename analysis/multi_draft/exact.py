@@ -1,12 +1,8 @@
 """What rules accept for given p and q: analysis.acceptance 'target_probs=[.5,.25,.25]' 'draft_probs=[[.5,.1,.4],...]'.
 
-No model: every tuple of candidates is enumerated, so vocabularies are small. The optimum is Khisti et al.'s (arXiv:2410.18234,
-Theorem 3) for two i.i.d. candidates, and its counterpart for other numbers and schemes (`toolkit.verification.optimal`).
-
-    exact   one line per row of draft_probs, K and method: q_1, q_2, ... (the row) and scheme;
-            acceptance  probability that a candidate is emitted by acceptance
-            drafted     probability that the emitted token is a candidate
-            optimum     the most that `drafted` can be; it has a line of its own as the method "optimum"
+Every tuple of candidates is enumerated. The optimum is Khisti et al.'s (arXiv:2410.18234, Theorem 3) for two i.i.d. candidates,
+and its counterpart for other numbers and schemes. The table `exact` has one line per row of draft_probs, K and method, with the
+columns of `acceptance_table`; the optimum has lines of its own.
 
 Shapes: P rows of draft_probs, K candidates, V vocabulary.
 """

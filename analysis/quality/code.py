@@ -4,12 +4,9 @@ Paper: Chen et al. 2021 (arXiv:2107.03374), equation 1: of n programs of a probl
 
     pass@k = mean over problems of 1 - C(n - c, k) / C(n, k)
 
-which has no bias, unlike 1 - (1 - c/n)^k. Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed.
-Deviations: a program that leaves by exit() has failed, there it has passed. Tests and program run in two processes
-(`sandbox`), and only data crosses. A function that is to change its argument, or to return an object of a class of its
-own, fails. Prompts whose tests make objects of the program's classes (few of MBPP) are left out and counted.
-
-Runs the programs, which is off unless asked for: allow_code_execution=true.
+Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed. Deviations: a program that leaves by exit() has
+failed. Tests and program run in two processes (`sandbox`), and only data crosses: a function that is to change its argument, or
+to return an object of its own class, fails. Prompts whose tests make objects of the program's classes are left out and counted.
 """
 
 from __future__ import annotations

@@ -359,8 +359,6 @@ class Judge(Metric):
             for reason, text in zip(reasons, questions, strict=True)
         ]
 
-    # -- earlier judgements ----------------------------------------------------------------------------------------
-
     def _path(self, text: str) -> Path | None:
         if self.kept is None:
             return None

@@ -1,15 +1,13 @@
 """All intervals of the project: Student's t over prompts (or groups, requests, texts), with the bootstrap's standard error.
 
-Tokens of one response depend on each other, prompts do not: prompts are what is resampled. A figure is a function of totals
-over prompts. Its interval is estimate +- t s: s is the standard deviation over resamples, times sqrt(n / (n - 1)), and t a
-quantile of Student's distribution. It has n - 1 degrees of freedom, or fewer where some prompts weigh much more than others
-(`_freedom`). The quantiles of the resamples themselves would be too narrow: of 3, 6 and 16 prompts their "95 %" hold 73, 82
-and 91 %. Scales on which a figure is taken to be symmetric:
+A figure is a function of totals over prompts. Its interval is estimate +- t s: s is the standard deviation over resamples,
+times sqrt(n / (n - 1)), and t a quantile of Student's distribution (`_freedom`). The quantiles of the resamples themselves
+would be too narrow: of 3, 6 and 16 prompts their "95 %" hold 73, 82 and 91 %. Scales on which a figure is symmetric:
 
     linear       the figure itself
     log          its logarithm (perplexity)
-    probability  a mean of values from 0 to 1, possibly all 0 or all 1: Clopper and Pearson's interval with the number of trials
-                 that has this standard error, less what few prompts leave unknown of it (Korn and Graubard 1998)
+    probability  a mean of values from 0 to 1: Clopper and Pearson's interval with the number of trials that has this
+                 standard error, less what few prompts leave unknown of it (Korn and Graubard 1998)
 
 Shapes: n prompts, k counted quantities, R resamples, m figures.
 """

@@ -1,11 +1,7 @@
-"""Toy domains: small sources of prompts with reference responses, split into train, dev and test.
+"""Toy domains: small sources of prompts with reference responses, split into train, dev and test by a hash of the text.
 
-Every domain module offers
-
-    examples(split, count, seed=0) -> list[Example]     deterministic, the splits share no prompt
-    is_correct(response_text, answer) -> bool           does a response reach the known answer?
-
-A hash decides which split a piece of text belongs to, so that no two splits can ever share it.
+examples(split, count, seed=0) -> list[Example]     deterministic, the splits share no prompt
+is_correct(response_text, answer) -> bool           does a response reach the known answer?
 """
 
 import hashlib

@@ -17,7 +17,6 @@ from analysis.loads.exports import LARGEST, triples
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
-from toolkit.acceptance.match import MatchEstimator
 from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
 
@@ -116,7 +115,7 @@ def test_a_target_alone_is_advised_on_copies_and_told_how_to_make_a_draft(tmp_pa
         advise.run(composed("advise", tmp_path, *shared, "~grid.prompt_lookup", "~grid.lookup_rate"))
 
 
-def test_lookup_rate_is_served_with_costs_batch_and_fitted_estimate(tmp_path):
+def test_lookup_rate_is_served_with_costs_and_batch(tmp_path):
     """What the advice simulated is what its overrides decode with."""
     costs = LoadCost.ratio(0.3, 0.001).save(tmp_path / "costs.json")
     words = [f"prompts.path={prompts_file(tmp_path, 16)}", "pair.target=toy/target", "pair.draft=null", "resamples=50"]
@@ -125,8 +124,6 @@ def test_lookup_rate_is_served_with_costs_batch_and_fitted_estimate(tmp_path):
     overrides = (folder / "exports" / "toolkit.txt").read_text().split("\n")[:-1]
     policy = config.instantiate(config.compose("decode", overrides).method).policy
     assert policy.batch_size == 2 and Path(policy.costs) == (folder / "costs-0.json").resolve()
-    assert Path(policy.estimator.path) == (folder / "copies.json").resolve()
-    assert policy.bind(None).estimator.weights != MatchEstimator().weights
 
 
 def test_drafts_of_one_name_are_told_apart():
