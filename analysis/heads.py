@@ -39,6 +39,7 @@ from analysis.replay.tally import Replayed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
+from analysis.tables.standing import interval_text
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
@@ -124,11 +125,11 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, Any] = {name: list(table[name]) for name in ("head", "kind", "depth", "w_rej", "mixing")}
     columns["training KL"] = list(table.train_kl)
     columns["validation KL"] = list(table.validation_kl)
-    columns["binary KL"] = [_bracketed(row, "binary_kl", forms["binary_kl"]) for row in lines]
+    columns["binary KL"] = [interval_text(row, "binary_kl", forms["binary_kl"]) for row in lines]
     columns |= {"KL corrected": list(table.binary_kl_corrected), "ECE corrected": list(table.ece_corrected)}
     columns |= {"AUROC": list(table.auroc), "setting": list(table.setting)}
     for name in SHOWN:
-        columns[name.replace("_", " ")] = [_bracketed(row, name, forms.get(name, "{:.3f}")) for row in lines]
+        columns[name.replace("_", " ")] = [interval_text(row, name, forms.get(name, "{:.3f}")) for row in lines]
     frame = pd.DataFrame(columns).rename(columns={"gain": f"over {FIXED}"})
     return frame.drop(columns=[name for name in frame if frame[name].isna().all()])
 
@@ -218,14 +219,6 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
     chosen = np.zeros(trace.num_texts, dtype=bool)
     chosen[np.random.default_rng(seed).permutation(trace.num_texts)[:size]] = True
     return Texts(trace, chosen), Texts(trace, ~chosen)
-
-
-def _bracketed(row: Any, name: str, form: str) -> str:
-    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate."""
-    if pd.isna(row[name]):
-        return ""
-    estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
-    return estimate if low == high else f"{estimate} [{low}, {high}]"
 
 
 if __name__ == "__main__":

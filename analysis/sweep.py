@@ -190,7 +190,8 @@ def _work(
                     rows = _decoded(setting, path, bench, cfg, progress)
             except Exception as error:  # whatever it is, the other settings are worth having
                 failures[setting.name] = first_line(f"{type(error).__name__}: {error}")
-                progress.fail(setting, failures[setting.name])
+                progress.write(f"{setting.name} failed: {failures[setting.name]}", file=sys.stderr)
+                progress.update()
             else:
                 done[setting.name] = rows
                 progress.end(setting, rows)
@@ -349,20 +350,14 @@ def _read_rows(path: Path) -> pd.DataFrame | None:
     return rows if path.stem == "summary" or set(LENGTHS) <= set(rows.columns) else None
 
 
-class _Progress:
+class _Progress(tqdm):
+    """A bar over settings: which one, how far it is, and the best so far."""
+
     def __init__(self, num_settings: int, num_prompts: int, cost_ratio: float):
-        self.bar = tqdm(total=num_settings, desc="sweep", unit="setting")
-        self.num_prompts, self.cost_ratio = num_prompts, cost_ratio
-        self.current, self.prompts_done, self.tokens, self.begun = "", 0, 0, perf_counter()
-        self.best, self.best_name = 0.0, ""
+        super().__init__(total=num_settings, desc="sweep", unit="setting")
+        self.num_prompts, self.cost_ratio, self.best, self.best_name = num_prompts, cost_ratio, 0.0, ""
         self.every = 0.2 if sys.stderr.isatty() else 10.0  # seconds between redrawings within a setting
         self.shown = 0.0
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.bar.close()
 
     def begin(self, setting: Setting) -> None:
         self.current, self.prompts_done, self.tokens, self.begun = setting.name, 0, 0, perf_counter()
@@ -377,22 +372,19 @@ class _Progress:
             self._show()
 
     def end(self, setting: Setting, rows: pd.DataFrame) -> None:
+        """Count a finished setting. References are not settings one could choose."""
         throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
         if setting.method not in YARDSTICKS and throughput > self.best:
             self.best, self.best_name = throughput, setting.name
         self._show()
-        self.bar.update()
-
-    def fail(self, setting: Setting, reason: str) -> None:
-        self.bar.write(f"{setting.name} failed: {reason}", file=sys.stderr)
-        self.bar.update()
+        self.update()
 
     def _show(self) -> None:
         self.shown = perf_counter()
         best = f", best so far {self.best_name} ({self.best:.2f} at c={self.cost_ratio:g})" if self.best_name else ""
         speed = self.tokens / max(perf_counter() - self.begun, 1e-3)
         now = f"{self.prompts_done}/{self.num_prompts}, {self.tokens:,} tokens, {speed:,.1f}/s" if self.tokens else ""
-        self.bar.set_postfix_str(f"{self.current} {now}{best}")
+        self.set_postfix_str(f"{self.current} {now}{best}")
 
 
 if __name__ == "__main__":

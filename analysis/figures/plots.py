@@ -19,7 +19,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.method_styles import LABELS, METHODS, label, look, setting_name, short
+from analysis.figures.method_styles import LABELS, METHODS, Look, label, look, setting_name, short
 from analysis.tables.grid import ORACLE, PLAIN, YARDSTICKS
 from analysis.tables.selection import undominated
 from toolkit.files.atomic import write_atomic
@@ -32,6 +32,7 @@ __all__ = [
 ]  # fmt: skip
 Text = tuple[float, float, str, str]  # x, y, what it says, colour
 COLORS = {"raw": "#D55E00", "corrected": "#0072B2", "calibrated": "#2BA37C"}
+TIMES_PLAIN = "tokens per second / plain decoding's"
 FEWEST = 10  # samples of a bin that is drawn
 MARKERS = {"raw": "s", "corrected": "D", "calibrated": "o"}
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -77,6 +78,20 @@ def note(axes: Any, text: str) -> None:
     size = axes.xaxis.label.get_size() * 0.85
     written = axes.text(0, 1.012, text, transform=axes.transAxes, ha="left", va="bottom", fontsize=size, color=MUTED)
     written.set_in_layout(False)  # a long note must not squeeze the axes
+
+
+def _titled(axes: Any, title: str, x: str, y: str, width: Width = "column") -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, pad=16 if width == "column" else 20)
+
+
+def _curve(axes: Any, line: pd.DataFrame, x: str, y: str, name: str, style: Look, **options: Any) -> None:
+    """A line with markers and, if there are intervals, their band."""
+    options = {"color": style.color, "marker": style.marker, "markersize": 4, "linewidth": 1.3, "label": name} | options
+    axes.plot(line[x], line[y], **options)
+    if f"{y}_low" in line:
+        axes.fill_between(line[x], line[f"{y}_low"], line[f"{y}_high"], color=style.color, alpha=0.15, linewidth=0)
 
 
 def diagrams(bins: pd.DataFrame, scores: pd.DataFrame, path: Path, title: str) -> Path:
@@ -155,14 +170,11 @@ def costs(
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
         for method, curve in sorted(curves.groupby("method", sort=False), key=lambda entry: entry[0] in coloured):
             line, name = curve.sort_values("cost_ratio"), str(method)
-            color = look(name).color if name in coloured else REST
-            dashed = "--" if name in (*YARDSTICKS, PLAIN) else "-"
-            marks = {"marker": look(name).marker, "markevery": 0.12, "markersize": 3.5, "label": short(name)}
-            options = {"color": color, "linewidth": 1.5 if name in chosen else 1.0, "linestyle": dashed, **marks}
-            axes.plot(line.cost_ratio, line.throughput, **options)
-            if banded and name in chosen:
-                ends = line.throughput_low, line.throughput_high
-                axes.fill_between(line.cost_ratio, *ends, color=color, alpha=0.15, linewidth=0)
+            style = Look(look(name).color if name in coloured else REST, look(name).marker)
+            options: dict[str, Any] = {"linestyle": "--" if name in (*YARDSTICKS, PLAIN) else "-", "markevery": 0.12}
+            options |= {"markersize": 3.5, "linewidth": 1.5 if name in chosen else 1.0}
+            line = line if name in chosen else line[["cost_ratio", "throughput"]]  # without a band
+            _curve(axes, line, "cost_ratio", "throughput", short(name), style, **options)
         low, high = curves.cost_ratio.min(), curves.cost_ratio.max()
         axes.set_xscale("log")
         axes.set_xlim(low, high)
@@ -172,9 +184,8 @@ def costs(
         axes.set_ylim(bottom=0)
         if marked is not None and low <= marked <= high:
             axes.axvline(marked, color=MUTED, linewidth=0.9, linestyle=":")
-        axes.set_xlabel("cost ratio c (draft forward pass / target forward pass)")
-        axes.set_ylabel("tokens per target-forward time")
-        axes.set_title(title, pad=16 if width == "column" else 20)
+        x = "cost ratio c (draft forward pass / target forward pass)"
+        _titled(axes, title, x, "tokens per target-forward time", width)
         legend(axes, [short(name) for name in (*chosen, *YARDSTICKS, PLAIN)], loc="upper right")
         rest = len(set(curves.method) - set(coloured))
         words = ["settings chosen again at every c", *(["bands: intervals over prompts"] if banded else [])]
@@ -207,14 +218,11 @@ def pareto(
         curves = sorted(_shown_curves(drawn, width), key=lambda entry: entry[0] in (*chosen, *YARDSTICKS))
         for method, curve in curves:
             _draw_curve(axes, method, curve.sort_values("verification_rate"), method in (*chosen, *YARDSTICKS))
-        axes.set_xlabel("verification rate (target forward passes per token)")
-        axes.set_ylabel("discard rate (discarded per token)")
-        axes.set_title(title, pad=16 if width == "column" else 20)
+        x = "verification rate (target forward passes per token)"
+        _titled(axes, title, x, "discard rate (discarded per token)", width)
         beyond = _zoom(axes, drawn)
-        many = len({method for method, _ in curves} & {*chosen, *YARDSTICKS}) > 3
-        if many:
-            legend(axes, [short(method) for method in (*chosen, *YARDSTICKS)], loc="upper right")
-        place(axes, _texts(curves, chosen, width, axes, not many))
+        legend(axes, [short(method) for method in (*chosen, *YARDSTICKS)], loc="upper right")
+        place(axes, _texts(curves, chosen, axes))
         rest = [short(method) for method in dict.fromkeys(drawn.method) if method not in (*chosen, *YARDSTICKS)]
         note(axes, "better: lower left; filled: undominated" + (f"; {beyond} beyond the edges" if beyond else ""))
         if rest:
@@ -301,32 +309,15 @@ def _draw_curve(axes: Any, method: str, along: pd.DataFrame, colored: bool) -> N
     axes.scatter(x, y, s=sizes, marker=style.marker, c=faces, **options)
 
 
-def _texts(
-    curves: Sequence[tuple[str, pd.DataFrame]], chosen: Sequence[str], width: Width, axes: Any, names: bool
-) -> list[Text]:
-    """The chosen settings, and with `names` one name per coloured method; small families have their parameter named."""
+def _texts(curves: Sequence[tuple[str, pd.DataFrame]], chosen: Sequence[str], axes: Any) -> list[Text]:
+    """The chosen settings of coloured methods."""
     texts: list[Text] = []
-    number = Counter(method for method, _ in curves)
-    named: set[str] = set()
     for method, curve in curves:
-        if method not in (*chosen, *YARDSTICKS):
-            continue
-        seen = (curve.verification_rate <= axes.get_xlim()[1]) & (curve.discard_rate <= axes.get_ylim()[1])
-        along, color = curve[seen].sort_values("verification_rate"), look(method).color
-        if along.empty:
-            continue
-        text = short(method)
-        if 1 < number[method] <= 3 and width == "page":
-            text = f"{text} {curve.name}".strip()
-        if names and text not in named:
-            named.add(text)
-            turn = [*chosen, *YARDSTICKS].index(method)  # names take turns along their curves, so that they lie apart
-            middle = along.iloc[min(int((0.15 + 0.7 * (turn * 0.618 % 1)) * len(along)), len(along) - 1)]
-            texts.append((middle.verification_rate, middle.discard_rate, text, color))
-        if "chosen" in along and method != ORACLE:
-            for row in along[along.chosen.astype(bool)].itertuples():
+        if method in (*chosen, *YARDSTICKS) and "chosen" in curve and method != ORACLE:
+            seen = (curve.verification_rate <= axes.get_xlim()[1]) & (curve.discard_rate <= axes.get_ylim()[1])
+            for row in curve[seen & curve.chosen.astype(bool)].itertuples():
                 words = row.setting.split(" head=")[0]
-                texts += [(row.verification_rate, row.discard_rate, words, color)] if words else []
+                texts += [(row.verification_rate, row.discard_rate, words, look(method).color)] if words else []
     return texts
 
 
@@ -344,17 +335,12 @@ def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, widt
             name = setting_name(str(method), str(setting))
             dash = ("-", "--", ":", "-.")[sum(entry == method for entry, _ in seen) % 4]
             seen.append((method, setting))
-            options = {"color": style.color, "linestyle": dash, "marker": style.marker, "label": name}
-            axes.plot(line.position, line.rate, markersize=3.5, linewidth=1.2, **options)
-            if "rate_low" in line:
-                axes.fill_between(
-                    line.position, line.rate_low, line.rate_high, color=style.color, alpha=0.15, linewidth=0
-                )
+            _curve(axes, line, "position", "rate", name, style, linestyle=dash, markersize=3.5, linewidth=1.2)
         if len(frequent):
             axes.set_ylim(max(frequent.rate.min() - 0.25, 0), 1.02)
-        axes.set_xlabel("position in the round (k-th drafted token)")
-        axes.set_ylabel("acceptance rate (accepted / reached)")
-        axes.set_title(title, pad=16 if width == "column" else 20)
+        _titled(
+            axes, title, "position in the round (k-th drafted token)", "acceptance rate (accepted / reached)", width
+        )
         _whole_ticks(axes, int(frequent.position.max()) if len(frequent) else 1)
         axes.legend(loc="lower left", ncols=1 if width == "column" else 2)
         note(axes, "given that all before it were accepted; bands: intervals")
@@ -402,11 +388,7 @@ def acceptance(curves: pd.DataFrame, path: Path, title: str, width: Width = "pag
             axes.plot(best.K, best.optimum, color=INK, linewidth=1.2, linestyle="--", label="optimum")
             for method, curve in of_scheme.groupby("method", sort=False):
                 line, style = curve.sort_values("K"), look(str(method))
-                options = {"color": style.color, "marker": style.marker, "label": label(str(method))}
-                axes.plot(line.K, line.acceptance, markersize=4, linewidth=1.3, **options)
-                if "acceptance_low" in line:
-                    ends = (line.acceptance_low, line.acceptance_high)
-                    axes.fill_between(line.K, *ends, color=style.color, alpha=0.15, linewidth=0)
+                _curve(axes, line, "K", "acceptance", label(str(method)), style)
             axes.set_xticks(sorted(curves.K.unique()))
             axes.set_xlabel("candidates K")
             axes.set_title(str(scheme).replace("_", " "), fontweight="normal")
@@ -452,9 +434,7 @@ def scatter(
                 axes.errorbar(row[x], row[y], spans[1], spans[0], **options)
                 face, size = (style.color, 5.5) if filled[index] else ("white", 4.5)
                 axes.plot(row[x], row[y], style.marker, color=style.color, markerfacecolor=face, markersize=size)
-        axes.set_xlabel(names[0])
-        axes.set_ylabel(names[1])
-        axes.set_title(title, pad=16 if width == "column" else 20)
+        _titled(axes, title, *names, width)
         axes.margins(x=0.05, y=0.1)
         axes.figure.legend(loc="outside lower left" if width == "column" else "outside right center", ncols=1)
         if more is not None:
@@ -480,25 +460,11 @@ def explained(responses: pd.DataFrame, path: Path, width: Width = "column") -> P
 def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
     """Speed-ups over the batch size. table: of `analysis.loads.choosing.choose`; of several drafts the faster one is drawn."""
     best = table.loc[table.groupby(["method", "batch"]).dev_times_plain.idxmax()]
-    sizes = sorted(set(table.batch))
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
-        axes.axhline(1.0, color=MUTED, linewidth=1.0)
-        for method, part in best[best.method != PLAIN].groupby("method", sort=False):
-            line, style = part.sort_values("batch"), look(str(method))
-            options = {"color": style.color, "marker": style.marker, "markersize": 4, "label": short(str(method))}
-            axes.plot(line.batch, line.speedup, linewidth=1.3, **options)
-            axes.fill_between(
-                line.batch, line.speedup_low, line.speedup_high, color=style.color, alpha=0.12, linewidth=0
-            )
+        _over_plain(axes, best, "batch", "speedup", title, "batch size (requests decoded side by side)")
         advised = table[table.advised]
         axes.scatter(advised.batch, advised.speedup, s=110, facecolors="none", edgecolors=INK, linewidth=1.2, zorder=5)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.minorticks_off()
-        axes.set_xlabel("batch size (requests decoded side by side)")
-        axes.set_ylabel("tokens per second / plain decoding's")
-        axes.set_title(title, pad=16)
-        legend(axes, [short(str(method)) for method in best.method.unique() if method != PLAIN], loc="upper right")
+        axes.set_ylabel(TIMES_PLAIN)
         note(axes, "circles: advised; bands: intervals over prompts; line at 1: plain decoding")
     return path
 
@@ -508,18 +474,22 @@ def over_plain(table: pd.DataFrame, path: Path, title: str, width: Width = "page
     kinds = list(dict.fromkeys(table.kind))
     with figure(path, width, aspect=0.58, columns=len(kinds)) as (row,):
         for axes, kind in zip(row, kinds, strict=True):
-            part = table[(table.kind == kind) & (table.method != PLAIN)]
-            axes.axhline(1.0, color=MUTED, linewidth=1.0)
-            for method, lines in part.groupby("method", sort=False):
-                best, style = lines.groupby("amount").times_plain.max(), look(str(method))
-                options = {"color": style.color, "marker": style.marker, "markersize": 4, "label": short(str(method))}
-                axes.plot(best.index, best, linewidth=1.3, **options)
-            axes.set_xscale("log", base=2)
-            amounts = sorted(set(part.amount))
-            axes.set_xticks(amounts, [f"{amount:g}" for amount in amounts])
-            axes.minorticks_off()
-            axes.set_xlabel(kind)
-            axes.set_title(title, pad=16)
-            legend(axes, [short(str(method)) for method in part.method.unique()], loc="upper right")
-        row[0].set_ylabel("tokens per second / plain decoding's")
+            part = table[table.kind == kind]
+            best = part.groupby(["method", "amount"], sort=False).times_plain.max().reset_index()
+            _over_plain(axes, best, "amount", "times_plain", title, str(kind))
+        row[0].set_ylabel(TIMES_PLAIN)
     return path
+
+
+def _over_plain(axes: Any, table: pd.DataFrame, x: str, y: str, title: str, label: str) -> None:
+    """A line per method over loads, and one at 1."""
+    axes.axhline(1.0, color=MUTED, linewidth=1.0)
+    drafting = table[table.method != PLAIN]
+    for method, part in drafting.groupby("method", sort=False):
+        _curve(axes, part.sort_values(x), x, y, short(str(method)), look(str(method)))
+    axes.set_xscale("log", base=2)
+    loads = sorted(set(table[x]))
+    axes.set_xticks(loads, [f"{load:g}" for load in loads])
+    axes.minorticks_off()
+    _titled(axes, title, label, "")
+    legend(axes, [short(str(method)) for method in drafting.method.unique()], loc="upper right")

@@ -24,6 +24,7 @@ from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown
 from analysis.tables.rows import SETTING as SWEPT
 from analysis.tables.selection import comparable
+from analysis.tables.standing import interval_text
 from toolkit.errors import InputError
 
 SETTING = ["dataset", "method", "scheme", "K"]
@@ -49,10 +50,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     for (method, scheme), rows in table.groupby(["method", "scheme"], sort=False):
         labels = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
         for name in ("acceptance", "optimum", "gap"):
-            by_k = {
-                f"K={row.K}": f"{row[name]:.4f} [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]"
-                for _, row in rows.iterrows()
-            }
+            by_k = {f"K={row.K}": interval_text(row, name, "{:.4f}") for _, row in rows.iterrows()}
             lines.append({**labels, "quantity": name, **by_k})
             labels = dict.fromkeys(labels, "")
     return pd.DataFrame(lines)
@@ -113,10 +111,7 @@ def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataF
 def readable_shapes(table: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for method, rows in table.groupby("method", sort=False):
-        by_shape = {
-            row.k_config: f"{row.block_efficiency:.3f} [{row.block_efficiency_low:.3f}, {row.block_efficiency_high:.3f}]"
-            for row in rows.itertuples()
-        }
+        by_shape = {row.k_config: interval_text(row, "block_efficiency", "{:.3f}") for _, row in rows.iterrows()}
         lines.append({"method": plots.label(str(method)), **by_shape})
     return pd.DataFrame(lines)
 

@@ -11,8 +11,6 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis.reporting.charts import DARK
-from analysis.reporting.folders import Folder
-from analysis.reporting.panels import Panel
 from analysis.tables.files import as_markdown_text
 
 VERSION = 1  # of the JSON file
@@ -57,26 +55,28 @@ def report_spec(title: str, origin: dict[str, Any], parts: Sequence[dict[str, An
             {
                 **{name: getattr(part["group"], name) for name in ("title", "pair", "sampling")},
                 "headline": part["headline"],
-                "folders": [_folder_spec(folder) for folder in part["group"].folders],
-                "panels": [_panel_spec(panel) for panel in part["panels"]],
+                "folders": [
+                    {
+                        "stage": folder.stage,
+                        "path": str(folder.path),
+                        "status": folder.manifest.get("status"),
+                        "run": folder.run_id,
+                    }
+                    for folder in part["group"].folders
+                ],
+                "panels": [
+                    {
+                        "name": panel.name,
+                        "title": panel.title,
+                        "missing": panel.missing or None,
+                        "folders": [str(folder.path) for folder in panel.folders],
+                        "runs": [folder.run_id for folder in panel.folders if folder.run_id],
+                        "logged": list(panel.logged),
+                        "table": None if panel.table is None else panel.table.markdown,
+                    }
+                    for panel in part["panels"]
+                ],
             }
             for part in parts
         ],
-    }
-
-
-def _folder_spec(folder: Folder) -> dict[str, Any]:
-    facts = {"stage": folder.stage, "path": str(folder.path), "status": folder.manifest.get("status")}
-    return {**facts, "run": folder.run_id}
-
-
-def _panel_spec(panel: Panel) -> dict[str, Any]:
-    return {
-        "name": panel.name,
-        "title": panel.title,
-        "missing": panel.missing or None,
-        "folders": [str(folder.path) for folder in panel.folders],
-        "runs": [folder.run_id for folder in panel.folders if folder.run_id],
-        "logged": list(panel.logged),
-        "table": None if panel.table is None else panel.table.markdown,
     }

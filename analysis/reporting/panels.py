@@ -17,6 +17,7 @@ from analysis.reporting import charts
 from analysis.reporting.folders import Folder
 from analysis.tables.files import cell, markdown, numeric_columns
 from analysis.tables.grid import PLAIN, YARDSTICKS
+from analysis.tables.standing import interval_text
 
 FIRST = ("results", "comparison", "frontier", "summary")  # tables made to be read come first
 
@@ -187,7 +188,7 @@ def _of_frontier(table: pd.DataFrame) -> str:
         if own.empty:
             continue
         best = own.loc[own.throughput.idxmax()]
-        result = f"{setting_name(best.method, best.setting)} {_percent(best, 'gain', '+.1%')} on {dataset}"
+        result = f"{setting_name(best.method, best.setting)} {interval_text(best, 'gain', '{:+.1%}')} on {dataset}"
         bound = next((n for n in ("upper_bound_share", "share") if n in lines and pd.notna(best[n])), None)
         if bound is not None:
             result += f" ({best[bound]:.0%} of the way to the {'upper bound' if bound != 'share' else 'oracle'})"
@@ -202,12 +203,5 @@ def _of_comparison(table: pd.DataFrame) -> str:
     if "speedup" not in table or not table.speedup.notna().any():
         return ""
     best = table.loc[table.speedup.idxmax()]
-    speed = f"{_percent(best, 'speedup', '.2f')} times the baseline's speed"
+    speed = f"{interval_text(best, 'speedup', '{:.2f}')} times the baseline's speed"
     return f"Fastest of {len(table)} settings: {setting_name(best.method, best.setting)}, {speed}."
-
-
-def _percent(row: Any, name: str, form: str) -> str:
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    if low is None or pd.isna(low):
-        return format(row[name], form)
-    return f"{row[name]:{form}} [{low:{form}}, {high:{form}}]"
