@@ -67,16 +67,16 @@ def run(cfg: commands.Advise) -> Path:
     sources, names = _drafts(cfg, pair)
     each = zip(pair.drafts, names, heads or [pair.head] * len(names), strict=True)
     singles = [replace(pair, draft=draft, drafts=(), head=head, name=name) for draft, name, head in each]
-    candidates = _recorded(cfg, stage.folder, pair, singles, parts, sampling, settings)
+    shared = [*parts["dev"], *parts["test"]], sampling, cfg.batch_size
+    candidates = _recorded(cfg, stage.folder, pair, singles, shared, len(parts["dev"]), settings)
     timed = [prompt.content for prompt in parts["dev"]]
-    deepest = max([candidate.dev.max_drafted for candidate in candidates[: len(singles)]], default=DEEPEST)
+    deepest = max([candidate.recorded.max_drafted for candidate in candidates[: len(singles)]], default=DEEPEST)
     tables = costs_of(cfg, singles or [pair], timed, sampling, sizes, stage.folder, deepest)
     for number, candidate in enumerate(candidates):
         costs, path = tables[number % len(tables)], stage.folder / f"costs-{number % len(tables)}.json"
-        candidate.dev.costs = candidate.test.costs = (costs, costs.save(path))
+        candidate.recorded.costs = (costs, costs.save(path))
     for candidate in candidates:
-        candidate.dev.record()
-        candidate.test.record()
+        candidate.recorded.record()
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sources, names)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
@@ -129,21 +129,25 @@ def _recorded(
     folder: Path,
     pair: ModelPair,
     singles: Sequence[ModelPair],
-    parts: dict[str, list[Prompt]],
-    sampling: Sampling,
+    shared: tuple[Sequence[Prompt], Sampling, int],
+    num_dev: int,
     settings: Sequence[Setting],
 ) -> list[Candidate]:
     """A candidate per draft, and one for what needs none; prints what is left out. Raises InputError if nothing is left."""
 
     def candidate(pair: ModelPair, settings: Sequence[Setting]) -> Candidate:
-        benches = {part: Workbench(pair, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")}
-        dev = RecordedPair(benches["dev"], settings, folder, cfg.max_drafted, cfg.hidden)
-        depth = dev.max_drafted  # of both parts, whatever pays on the other
-        test = RecordedPair(benches["test"], dev.settings, folder, depth, cfg.hidden)
-        for method, reason in dev.left_out.items():
+        recorded = RecordedPair(Workbench(pair, *shared), settings, folder, cfg.max_drafted, cfg.hidden)
+        for method, reason in recorded.left_out.items():
             hint = "; heads=[FOLDER] names one" if reason == HEADLESS else ""
             print(f"{pair.name}: {method} left out, {reason}{hint}")
-        return Candidate(pair.name, dev, test)
+        usable = recorded.recording.usable  # of the prompts, dev first
+        dev = [number for number, row in enumerate(usable) if row < num_dev]
+        test = list(range(len(dev), len(usable)))
+        if not dev or not test:
+            raise InputError(
+                f"{pair.name}: expected responses to dev and to test prompts, got {len(dev)} and {len(test)}"
+            )
+        return Candidate(pair.name, recorded, dev, test)
 
     drafting = [setting for setting in settings if setting.method == PLAIN or not needs_no_draft(setting)]
     copying = [setting for setting in settings if needs_no_draft(setting)]
@@ -153,10 +157,8 @@ def _recorded(
         methods = dict.fromkeys(setting.method for setting in drafting if setting.method != PLAIN)
         print(f"left out, as they need a draft model: {', '.join(methods)}")
     candidates = [candidate(single, drafting) for single in singles if len(drafting) > 1]
-    if len(copying) > 1:
-        alone = candidate(replace(pair, draft=None, drafts=(), head=None, name=NO_DRAFT), copying)
-        candidates.append(alone)
-    return candidates
+    alone = replace(pair, draft=None, drafts=(), head=None, name=NO_DRAFT)
+    return [*candidates, candidate(alone, copying)] if len(copying) > 1 else candidates
 
 
 def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
@@ -179,12 +181,13 @@ def _publish(
 ) -> None:
     """Write, draw, export, print and log the answer. Exports are of the draft that is advised for the smallest batch size."""
     save_table(table, folder, "advice")
-    assert candidates[0].dev.costs is not None
-    source, smallest, lines = candidates[0].dev.costs[0].source, int(table.batch.min()), sentences(table)
+    by_name = {candidate.draft: candidate.recorded for candidate in candidates}
+    first = candidates[0].recorded
+    assert first.costs is not None
+    source, smallest, lines = first.costs[0].source, int(table.batch.min()), sentences(table)
     cost_note = f"costs {source}" + ("" if source == "measured" else ", not measured")
     figure = speedups(table, folder / "advice.png", cost_note)
     answer = table[table.advised & (table.batch == smallest)].iloc[0]
-    by_name = {candidate.draft: candidate for candidate in candidates}
     source_of: dict[str, str | None] = {NO_DRAFT: None, **dict(zip(names, sources, strict=True))}
     exported = answer.draft
     if answer.method == PLAIN or source_of[exported] is None:  # serving engines are told of a draft, if there is one
@@ -192,9 +195,9 @@ def _publish(
         models = drafting[drafting.draft != NO_DRAFT]
         drafting = models if len(models) else drafting
         exported = drafting.draft[drafting.dev_times_plain.idxmax()]
-    dev = by_name[answer.draft].dev
-    keys = dev.overrides(by_name[answer.draft].setting_of(answer), smallest)
-    overrides = [override(name, value) for name, value in keys.items()]
+    recorded = by_name[answer.draft]
+    setting = next(s for s in recorded.settings if (s.method, s.label) == (answer.method, answer.setting))
+    overrides = [override(name, value) for name, value in recorded.overrides(setting, smallest).items()]
     greedy = best_lengths(table, exported, greedy=True) if table.greedy.any() else None
     lengths = best_lengths(table, exported, greedy=False, method=FIXED if source_of[exported] else LOOKUP)
     write_exports(folder / "exports", source_of[exported], lengths, greedy, overrides)
@@ -211,11 +214,9 @@ def _publish(
     if answer.method != PLAIN:
         print(next_line(cfg, overrides, source_of[answer.draft], smallest))
     if not sources:  # the command that makes a draft of the target, and how long it takes at its speed
-        speed, prompts = candidates[0].dev.target_speed, plain(cfg.prompts).get("path") or "FILE.jsonl"
-        minutes, line = (
-            DRAFT_SHARE * DRAFT_TOKENS / speed / 60,
-            draft_command(str(plain(cfg.pair)["target"]), str(prompts)),
-        )
+        speed, prompts = first.target_speed, plain(cfg.prompts).get("path") or "FILE.jsonl"
+        minutes = DRAFT_SHARE * DRAFT_TOKENS / speed / 60
+        line = draft_command(str(plain(cfg.pair)["target"]), str(prompts))
         work = f"{DRAFT_TOKENS:,} response tokens at {speed:.3g} tokens/s, and training on them"
         print(f"a draft of this target, in about {minutes:.0f} minutes ({work}): {line}")
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:

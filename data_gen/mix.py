@@ -13,7 +13,6 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("mix")
 
 import hashlib
-import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -185,7 +184,9 @@ def _join(
     stage.remove(PARTS)
     stage.finish(**summary, **facts)
     _print_summary(summary)
-    show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
+    print(LEGEND)
+    for row in data["train"].select(range(min(PREVIEW_ROWS, len(data["train"])))):
+        print(f"  {as_text(pair.tokenizer, row)}")
 
 
 def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder: Path) -> list[Path]:
@@ -263,41 +264,15 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     print(f"  mean label {summary['mean_label']:.4f} there, {summary['mean_label_all']:.4f} everywhere")
 
 
-def show(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print examples of the data set: in colours on a terminal, with plain marks elsewhere."""
-    if not sys.stdout.isatty():
-        print(LEGEND)
-        for row in rows:
-            print(f"  {as_text(tokenizer, row)}")
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    console.print("prompt, [cyan]target's[/cyan] tokens, draft's from [red]rejected[/red] to [green]accepted[/green]")
-    for row in rows:
-        line = Text()
-        for word, kind, label in _words(tokenizer, row):
-            draft = f"rgb({round(220 * (1 - label))},{round(170 * label)},60)"  # red for 0 to green for 1
-            line.append(word, {"prompt": "dim", "target": "cyan", "draft": draft}[kind])
-        console.print(line)
-
-
 def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
-    words = _words(tokenizer, row)
-    prompt = "".join(word for word, kind, _ in words if kind == "prompt")
-    rest = (f"[{word}|{label:.2f}]" if kind == "draft" else word for word, kind, label in words if kind != "prompt")
-    return f"{prompt} | {''.join(rest)}"
-
-
-def _words(tokenizer: Any, row: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    words = []
-    columns = zip(row["input_ids"], row["mask"], row["labels"], strict=True)
-    for position, (token, from_draft, label) in enumerate(columns):
-        text = f" {token}" if tokenizer is None else tokenizer.decode([token]).replace("\n", "⏎")
-        kind = "prompt" if position < row["prompt_length"] else "draft" if from_draft else "target"
-        words.append((text, kind, label))
-    return words
+    """One example, marked as LEGEND says."""
+    texts = [f" {token}" if tokenizer is None else tokenizer.decode([token]) for token in row["input_ids"]]
+    marked = [
+        f"[{text}|{label:.2f}]" if from_draft else text
+        for text, from_draft, label in zip(texts, row["mask"], row["labels"], strict=True)
+    ]
+    length = row["prompt_length"]
+    return f"{''.join(texts[:length])} | {''.join(marked[length:])}".replace("\n", "⏎")
 
 
 if __name__ == "__main__":

@@ -28,13 +28,12 @@ Key = tuple[str, bool]  # method, greedy drafts
 
 @dataclass(frozen=True)
 class Candidate:
-    draft: str
-    dev: RecordedPair
-    test: RecordedPair
+    """One draft, recorded on all prompts; dev, test: numbers of the texts to choose on and to report."""
 
-    def setting_of(self, line: pd.Series) -> Setting:
-        settings = self.dev.settings
-        return next(setting for setting in settings if (setting.method, setting.label) == (line.method, line.setting))
+    draft: str
+    recorded: RecordedPair
+    dev: Sequence[int]
+    test: Sequence[int]
 
 
 def choose(
@@ -64,12 +63,12 @@ def choose(
 def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[str, object]]:
     """A draft's lines: each method's fastest setting on dev, and how it serves the test prompts."""
     best: dict[Key, tuple[Setting, ServedRequests]] = {}
-    for setting in candidate.dev.settings:
+    for setting in candidate.recorded.settings:
         key = (setting.method, setting.parameters.get("draft_temperature") == 0)
-        served = candidate.dev.serve(setting, load)
+        served = candidate.recorded.serve(setting, load, candidate.dev)
         if key not in best or served.tokens_per_second > best[key][1].tokens_per_second:
             best[key] = (setting, served)
-    on_test = {key: candidate.test.serve(setting, load) for key, (setting, _) in best.items()}
+    on_test = {key: candidate.recorded.serve(setting, load, candidate.test) for key, (setting, _) in best.items()}
     on_dev = _speedups({key: served for key, (_, served) in best.items()}, bootstrap)
     plain = best[PLAIN, False][1].tokens_per_second
     return [

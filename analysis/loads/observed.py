@@ -13,9 +13,7 @@ start where the served ones did: exact at k = K, close where acceptance is alike
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,16 +63,13 @@ def read_histograms(path: Path) -> tuple[Array, int]:
     skipped = 0
     for number, line in numbered_lines(path, "a file of responses"):
         try:
-            counts = _counts(line)
-            rounds = None if counts is None else _histogram(counts)
-            if rounds is None:
+            if (rounds := _histogram(line)) is None:
                 skipped += 1
                 continue
             histograms.append(rounds)
-            if len(histograms[-1]) != len(histograms[0]):
-                raise InputError(
-                    f"num_spec_tokens is {len(histograms[-1]) - 1}, {len(histograms[0]) - 1} before: split the file by it"
-                )
+            served, before = len(rounds) - 1, len(histograms[0]) - 1
+            if served != before:
+                raise InputError(f"num_spec_tokens is {served}, {before} before: split the file by it")
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
     if not histograms:
@@ -129,18 +124,16 @@ def sentence(lengths: pd.DataFrame) -> str:
 
 
 def readable(lengths: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame({
-        "draft length": lengths.num_drafted,
-        **{
-            name.replace("_", " "): [
-                with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]) for _, row in lengths.iterrows()
-            ]
-            for name in ("tokens_per_round", "throughput")
-        },
-    })  # fmt: skip
+    """The table as people read it."""
+    table = pd.DataFrame({"draft length": lengths.num_drafted})
+    for name in ("tokens_per_round", "throughput"):
+        ends = lengths[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
+        table[name.replace("_", " ")] = [with_interval(*numbers) for numbers in ends]
+    return table
 
 
-def _counts(line: str) -> Mapping[str, Any] | None:
+def _histogram(line: str) -> list[int] | None:
+    """The rounds of one answer by accepted tokens, checked against its other counts; None if it has none of one length."""
     try:
         answer = json.loads(line)
     except ValueError as error:
@@ -149,13 +142,9 @@ def _counts(line: str) -> Mapping[str, Any] | None:
         raise InputError(f"expected a JSON object, got {type(answer).__name__}")
     metrics = answer.get("metrics")
     counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-    return counts if isinstance(counts, dict) else None
-
-
-def _histogram(counts: Mapping[str, Any]) -> list[int] | None:
-    """The rounds of one request by accepted tokens, checked against its other counts; None if rounds differ in length."""
-    rounds = counts.get("acceptance_histogram")
-    numbers = {name: counts.get(name) for name in COUNTS}
+    if not isinstance(counts, dict):
+        return None
+    rounds, numbers = counts.get("acceptance_histogram"), {name: counts.get(name) for name in COUNTS}
     wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
     if wrong or not isinstance(rounds, list) or not all(type(value) is int and value >= 0 for value in rounds):
         raise InputError(f"expected numbers of at least 0: {', '.join(wrong) or 'acceptance_histogram'}")
@@ -164,10 +153,11 @@ def _histogram(counts: Mapping[str, Any]) -> list[int] | None:
         raise InputError(
             f"acceptance_histogram has {len(rounds)} entries, expected at most num_spec_tokens + 1 = {width + 1}"
         )
-    if sum(rounds) != steps or sum(j * count for j, count in enumerate(rounds)) != accepted:
+    total = sum(j * count for j, count in enumerate(rounds))
+    if sum(rounds) != steps or total != accepted:
         raise InputError(
-            f"acceptance_histogram says {sum(rounds)} rounds and {sum(j * n for j, n in enumerate(rounds))} accepted "
-            f"tokens, num_spec_steps and num_accepted_draft_tokens say {steps} and {accepted}"
+            f"acceptance_histogram says {sum(rounds)} rounds and {total} accepted tokens, num_spec_steps and "
+            f"num_accepted_draft_tokens say {steps} and {accepted}"
         )
     if steps == 0 or width == 0 or drafted != width * steps:  # rounds of other lengths say nothing of a fixed one
         return None

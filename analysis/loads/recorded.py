@@ -96,7 +96,8 @@ class RecordedPair:
         else:
             trace = self.recording.trace_for(setting)
         rule = with_recorded_heads(bound.policy, self.recording.heads)
-        return serve(trace, self.prompt_tokens, rule, self.costs[0], load, requests or range(len(self.texts)))
+        chosen = range(len(self.texts)) if requests is None else requests
+        return serve(trace, self.prompt_tokens, rule, self.costs[0], load, chosen)
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
         """The setting as keys of `toolkit.decode` and their values, for a batch size: parameters, head, cost table."""
