@@ -61,7 +61,11 @@ def run(cfg: commands.Advise) -> Path:
     parts = split(instantiate(cfg.prompts).load())
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
-    settings, heads = _settings(cfg), plain(cfg.heads)
+    bound, heads = None if cfg.max_drafted == "auto" else cfg.max_drafted, plain(cfg.heads)
+    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
+    if sampling.temperature > 0:  # every fixed length with greedy drafts, too, for engines that draft so
+        fixed = [setting for setting in settings if setting.method == FIXED]
+        settings += [replace(each, parameters={**each.parameters, "draft_temperature": 0}) for each in fixed]
     if heads is not None and len(heads) != len(pair.drafts):
         raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
     sources, names = _drafts(cfg, pair)
@@ -110,18 +114,6 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
             "advised" if row.advised else "slower than plain" if row.loses else "" for row in ordered.itertuples()
         ],
     })  # fmt: skip
-
-
-def _settings(cfg: commands.Advise) -> list[Setting]:
-    """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
-    bound = cfg.max_drafted if cfg.max_drafted != "auto" else None
-    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
-    greedy = [
-        replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
-        for setting in settings
-        if setting.method == FIXED and cfg.sampling.temperature > 0
-    ]
-    return [*settings, *greedy]
 
 
 def _recorded(

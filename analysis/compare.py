@@ -44,14 +44,20 @@ IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confi
 
 
 def run(cfg: commands.Compare) -> Path:
-    settings = _settings(cfg)
+    settings = expand(plain(cfg.grid))
+    if bound := next((setting.method for setting in settings if setting.method in YARDSTICKS), None):
+        raise InputError(f"grid.{bound}: expected methods that decode; leave it out with ~grid.{bound}")
     config = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
     digest = asked("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
     finished = finished_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None and finished.manifest.get("asked") == digest:
         show_page(finished.folder / "comparison.md")
         return finished.folder
-    metrics = _metrics(cfg)
+    metrics = quality.build(plain(cfg.metrics))
+    if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
+        raise InputError(
+            f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
+        )
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
     for setting in settings:
         bench.prepare(setting)
@@ -89,24 +95,6 @@ def run(cfg: commands.Compare) -> Path:
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
     counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
     return stage.finish(**counted, asked=digest, judged=judged, unscored=unscored)
-
-
-def _settings(cfg: commands.Compare) -> list[Setting]:
-    """The grid's settings. Raises InputError for one that decodes nothing."""
-    settings = expand(plain(cfg.grid))
-    if bound := next((setting.method for setting in settings if setting.method in YARDSTICKS), None):
-        raise InputError(f"grid.{bound}: expected methods that decode; leave it out with ~grid.{bound}")
-    return settings
-
-
-def _metrics(cfg: commands.Compare) -> dict[str, quality.Metric]:
-    """The metrics by name. Raises InputError for one that needs several texts of a prompt."""
-    metrics = quality.build(plain(cfg.metrics))
-    if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
-        raise InputError(
-            f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
-        )
-    return metrics
 
 
 def _table(

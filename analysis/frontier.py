@@ -73,7 +73,10 @@ def run(cfg: commands.Frontier) -> Path:
     by_cost = costs_table(read_table(stage.folder, "costs"), plain(cfg.table_costs))
     save_table(by_cost, stage.folder, "costs_table")
     write_text(stage.folder / "frontier.md", as_markdown(frontier, by_cost, figures))
-    write_text(stage.folder / "standing.md", standing_markdown(read_table(stage.folder, "standing")))
+    parts = ["# Standing", "Tokens per target-forward time; in brackets intervals over prompts."]
+    for ratio, table in read_table(stage.folder, "standing").groupby("cost_ratio"):
+        parts += [f"## c = {ratio:g}", markdown(side_by_side(table))]
+    write_text(stage.folder / "standing.md", "\n\n".join(parts) + "\n")
     if fresh:
         _log(stage.folder, figures, cfg)
         manifest = test_folders[0] / MANIFEST
@@ -144,13 +147,6 @@ def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str
         parts += ["Tokens per target-forward time by cost ratio, settings chosen again at each:", markdown(lines)]
         parts += [f"![{path.stem}](figures/{path.name})" for path in figures[str(dataset)]]
     return "\n\n".join([*parts, "## Definitions", definitions_markdown()]) + "\n"
-
-
-def standing_markdown(standings: pd.DataFrame) -> str:
-    parts = ["# Standing", "Tokens per target-forward time; in brackets intervals over prompts."]
-    for ratio, table in standings.groupby("cost_ratio"):
-        parts += [f"## c = {ratio:g}", markdown(side_by_side(table))]
-    return "\n\n".join(parts) + "\n"
 
 
 def side_by_side(table: pd.DataFrame) -> pd.DataFrame:

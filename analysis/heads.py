@@ -188,7 +188,6 @@ def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) 
 
 
 def _fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[Array, pd.DataFrame]:
-    """The counts on the test texts of the K that is best on dev, and the curve over K."""
     here, there = (upper_bound.fixed(part.trace) for part in (dev, test))
     lengths = [k for k in here if k and k in there]
     on_dev = np.array([float(throughput(dev.counts(here[k]).sum(0), cost_ratio)) for k in lengths])

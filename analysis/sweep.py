@@ -215,7 +215,6 @@ def _recording(
     bench: Workbench,
     cfg: commands.Sweep,
 ) -> Recording:
-    """The recording of the autoregressive responses, for all settings that are replayed."""
     replayed = _replayed(settings, bench, cfg)
     return Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden)
 
@@ -351,8 +350,6 @@ def _read_rows(path: Path) -> pd.DataFrame | None:
 
 
 class _Progress(tqdm):
-    """A bar over settings: which one, how far it is, and the best so far."""
-
     def __init__(self, num_settings: int, num_prompts: int, cost_ratio: float):
         super().__init__(total=num_settings, desc="sweep", unit="setting")
         self.num_prompts, self.cost_ratio, self.best, self.best_name = num_prompts, cost_ratio, 0.0, ""

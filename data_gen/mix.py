@@ -74,11 +74,7 @@ class MixedExample:
 def mix_batch(
     pair: ModelPair, rows: Sequence[Mapping[str, Any]], sampling: Sampling, mixing_ratio: float, seed: int
 ) -> list[MixedExample]:
-    """Mix responses in two forwards, one per model.
-
-    rows  each {"row", "prompt_ids", "token_ids"}; row r draws from a generator seeded with (seed, r), so that its
-          result does not depend on the others
-    """
+    """Mix rows {"row", "prompt_ids", "token_ids"} in two forwards; row r draws from a generator seeded with (seed, r)."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in rows]
     distributions = distributions_along(pair, texts, sampling)
     return [_mixed(row, p, q, mixing_ratio, seed) for row, (p, q) in zip(rows, distributions, strict=True)]
@@ -265,7 +261,6 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
-    """One example, marked as LEGEND says."""
     texts = [f" {token}" if tokenizer is None else tokenizer.decode([token]) for token in row["input_ids"]]
     marked = [
         f"[{text}|{label:.2f}]" if from_draft else text

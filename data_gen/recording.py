@@ -303,7 +303,6 @@ class Recorder:
         return session.extend(tokens, counts=[0] * len(live), parents=parents, last=width)
 
     def facts_of(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]:
-        """Columns of a Trace for some steps."""
         assert step.tokens is not None
         facts = {
             "tokens": step.tokens.int(),
@@ -378,10 +377,7 @@ class Recorder:
 
 @dataclass
 class _Roll:
-    """A roll-out under way: after which position of the text, its newest token and that token's parent node.
-
-    seen [V]  tokens of the text and the roll-out before the newest one, for the repetition penalty
-    """
+    """A roll-out under way. seen [V]: tokens before the newest one, for the repetition penalty."""
 
     position: int
     token: int
@@ -392,8 +388,6 @@ class _Roll:
 
 
 class RecordedText:
-    """A text with its acceptance draws."""
-
     def __init__(self, row: int, prompt: Sequence[int], produced: Sequence[int], uniforms: Tensor):
         self.row, self.prompt, self.produced, self.uniforms = row, list(prompt), list(produced), uniforms
         self.accepted: Any = None

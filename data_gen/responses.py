@@ -103,11 +103,7 @@ def _finished_before(stage: Stage) -> Path:
 
 
 def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iterator[dict[str, Any]]:
-    """Rows of a finished responses folder, in the order of the prompts.
-
-    Each: id, row, status, prompt_ids, token_ids (end of text included), finish_reason, text, answer, error. Raises
-    InputError if the folder is not finished, or a shard is missing, cut short, altered or of another job.
-    """
+    """Rows of a finished responses folder, in the prompts' order (`data_gen.shards.row_of`). Raises InputError for others."""
     folder = Path(folder)
     if not (folder / MANIFEST).exists():
         raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")

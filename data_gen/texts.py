@@ -19,12 +19,7 @@ from toolkit.sampling import Sampling
 
 @dataclass(frozen=True)
 class TargetResponses:
-    """The rows, and how their tokens were drawn.
-
-    rows                each with row, prompt_ids, token_ids (end of text included)
-    target              its weights; None if the file does not say which target made them
-    inputs              files the rows were read from
-    """
+    """Rows (row, prompt_ids, token_ids), their sampling, the target's weights if known, and the files they were read from."""
 
     rows: list[dict[str, Any]]
     sampling: Sampling

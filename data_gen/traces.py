@@ -45,8 +45,6 @@ FREE = ("heads", "hidden")  # keys in which the two recordings may differ
 
 @dataclass(frozen=True)
 class Kept:
-    """A finished recording with states: its folder and job."""
-
     folder: Path
     job: str
 

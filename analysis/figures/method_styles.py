@@ -62,7 +62,6 @@ def label(method: str) -> str:
 
 
 def short(method: str) -> str:
-    """The shortest name of a method."""
     return SHORT.get(method, label(method))
 
 

@@ -164,7 +164,10 @@ def costs(
     marked     the cost ratio that the tables are for
     highlight  methods in colour; None: the best ones at `marked`, or over all ratios
     """
-    chosen = _best(curves, marked) if highlight is None else list(highlight)
+    gap = curves.cost_ratio if marked is None else (curves.cost_ratio - marked).abs()
+    near = curves if marked is None else curves[gap == gap.min()]
+    means = near.groupby("method", sort=False, as_index=False).throughput.mean()
+    chosen = highlighted(means) if highlight is None else list(highlight)
     coloured = (*chosen, *YARDSTICKS, PLAIN)
     banded = "throughput_low" in curves and bool(curves.throughput_low.notna().any())
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
@@ -191,16 +194,6 @@ def costs(
         words = ["settings chosen again at every c", *(["bands: intervals over prompts"] if banded else [])]
         note(axes, "; ".join([*words, *([f"grey: {rest} others"] if rest else [])]))
     return path
-
-
-def _best(curves: pd.DataFrame, marked: float | None) -> list[str]:
-    own = curves[~curves.method.isin((*YARDSTICKS, PLAIN))]
-    if marked is not None:
-        gap = (own.cost_ratio - marked).abs()
-        own = own[gap == gap.min()]
-    ranked = list(own.groupby("method", sort=False).throughput.mean().sort_values(ascending=False, kind="stable").index)
-    ranked.sort(key=lambda method: method != "speculative")
-    return ranked[:FEW]
 
 
 def pareto(
@@ -310,7 +303,6 @@ def _draw_curve(axes: Any, method: str, along: pd.DataFrame, colored: bool) -> N
 
 
 def _texts(curves: Sequence[tuple[str, pd.DataFrame]], chosen: Sequence[str], axes: Any) -> list[Text]:
-    """The chosen settings of coloured methods."""
     texts: list[Text] = []
     for method, curve in curves:
         if method in (*chosen, *YARDSTICKS) and "chosen" in curve and method != ORACLE:

@@ -90,7 +90,6 @@ class Shape:
         return cls(parameters, layers, text.hidden_size, 2 * layers * kv_heads * head_dim)
 
     def seconds(self, device: Device, devices: int, batch: float, width: float, context: float) -> float:
-        """Seconds of one forward at 16 bits."""
         read = 2 * (self.parameters + batch * (context + width) * self.kv_numbers)
         attention = 4 * self.layers * self.hidden * (context + width)
         operations = batch * width * (2 * self.parameters + attention)

@@ -54,11 +54,7 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
 
 
 def read_histograms(path: Path) -> tuple[Array, int]:
-    """Rounds by accepted tokens [requests, K + 1], and the number of lines left out: no counts, or rounds of other lengths.
-
-    Raises InputError, with the line's number, for counts that contradict each other or requests served with different K.
-    A file without any counts raises it, too.
-    """
+    """Rounds by accepted tokens [requests, K + 1], and how many lines are left out. Raises InputError for contradictions."""
     histograms: list[list[int]] = []
     skipped = 0
     for number, line in numbered_lines(path, "a file of responses"):
@@ -124,7 +120,6 @@ def sentence(lengths: pd.DataFrame) -> str:
 
 
 def readable(lengths: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it."""
     table = pd.DataFrame({"draft length": lengths.num_drafted})
     for name in ("tokens_per_round", "throughput"):
         ends = lengths[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)

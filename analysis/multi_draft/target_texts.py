@@ -130,10 +130,7 @@ class TargetText:
 
 @dataclass(frozen=True)
 class MethodRule:
-    """A method's rule and the way its candidates are drawn.
-
-    sources  of independent candidates, in turn: draft model and its own temperature (None: the walk's); else empty
-    """
+    """A method's rule and scheme. sources: of independent candidates, draft model and temperature (None: the walk's)."""
 
     method: str
     rule: SelectionRule
@@ -317,11 +314,7 @@ class Walk:
 
 
 def alphabet_table(walk: Walk, folder: Path) -> pd.DataFrame:
-    """How many tokens have a probability above 0 at a position, after truncation (top-p, top-k).
-
-    Khisti et al. (arXiv:2410.18234), appendix F, for any pair and sampling. One line per model and size that occurs: model,
-    size (tokens), positions, share, share_up_to (cumulative). `folder`: where the walk's parts lie.
-    """
+    """Share of positions by tokens of probability above 0, per model (Khisti et al., arXiv:2410.18234, appendix F)."""
     counted: dict[str, Counter[int]] = {model: Counter() for model in MODELS}
     for reading in walk.readings(folder):
         for model, probs in zip(

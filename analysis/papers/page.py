@@ -56,8 +56,6 @@ def differences(table: PaperTable, runs: Runs, models: str) -> list[str]:
 
 
 def side_by_side(table: PaperTable, cells: Cells) -> pd.DataFrame:
-    """The paper's layout, "here (paper)" in each cell."""
-
     def text(row: str, column: str) -> str:
         printed = table.printed(row, column)
         return cells[row, column].text() + ("" if printed is None else f" ({printed})")

@@ -145,7 +145,6 @@ class Runs:
 
     @cached_property
     def pairs(self) -> set[str]:
-        """Names of the pairs that ran, as far as they have names."""
         configs = [(read_manifest(folder) or {}).get("config") or {} for folder in self.folders.values()]
         return {str(config["pair"]["name"]) for config in configs if (config.get("pair") or {}).get("name")}
 

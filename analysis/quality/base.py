@@ -69,7 +69,7 @@ class Metric(ABC):
 class TextMetric(Metric):
     @abstractmethod
     def score(self, text: str, prompt: Prompt) -> Score:
-        """The score of a response."""
+        pass
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
         """Scores of all; a row that failed in decoding cannot be scored."""

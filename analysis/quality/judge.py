@@ -156,7 +156,7 @@ class Endpoint:
         return f"{self.model} at {self.client.address} ({how}; an endpoint need not answer twice alike)"
 
     def open(self, pair: Any) -> None:
-        """Nothing is to be loaded."""
+        pass
 
     def ask(self, questions: Sequence[str]) -> Iterator[Reply]:
         """Several at once. Raises InputError for a wrong address or key, or after GIVE_UP questions without a reply."""
@@ -232,7 +232,6 @@ class LocalJudge:
         return f"{self.model}{weights}, greedily"
 
     def open(self, pair: Any) -> None:
-        """Load the model."""
         if self.pair is None:
             device = self.device or ("cpu" if pair is None else str(pair.device))
             self.pair = ModelPair.from_pretrained(self.model, device=device, dtype=self.dtype, revision=self.revision)

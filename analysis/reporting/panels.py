@@ -97,7 +97,6 @@ class Panel:
 
 
 def panels(folders: Sequence[Folder]) -> list[Panel]:
-    """Frontier, throughput over c, acceptance by position, calibration, comparison."""
     return [_frontier(folders), _costs(folders), _positions(folders), _calibration(folders), _comparison(folders)]
 
 

@@ -49,7 +49,12 @@ def build(spec: dict[str, Any], entity: str | None, project: str) -> Any:
         blocks += [wr.H1(text=group["title"]), wr.P(text=group["headline"])]
         for panel in group["panels"]:
             blocks += [wr.H2(text=panel["title"]), *_blocks(panel)]
-        blocks += [wr.H2(text="Runs"), wr.UnorderedList(items=list(_runs(group)))]
+        runs: list[Any] = [
+            f"{folder['stage']}: {as_markdown_text(Path(folder['path']).name)}, "
+            + (f"run {folder['run']}" if folder["run"] else "no W&B run")
+            for folder in group["folders"]
+        ]
+        blocks += [wr.H2(text="Runs"), wr.UnorderedList(items=runs)]
     title = spec["title"]
     return wr.Report(project=project, entity=entity or "", title=title, description=description, blocks=blocks)
 
@@ -76,9 +81,3 @@ def _blocks(panel: dict[str, Any]) -> Iterator[Any]:
     panels += [wr.MediaBrowser(media_keys=media)] if media else []
     run_ids = ", ".join(f"'{run}'" for run in panel["runs"])
     yield wr.PanelGrid(runsets=[wr.Runset(name=panel["title"], filters=f"Metric('ID') in [{run_ids}]")], panels=panels)
-
-
-def _runs(group: dict[str, Any]) -> Iterator[str]:
-    for folder in group["folders"]:
-        run = f"run {folder['run']}" if folder["run"] else "no W&B run"
-        yield f"{folder['stage']}: {as_markdown_text(Path(folder['path']).name)}, {run}"

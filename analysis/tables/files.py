@@ -159,12 +159,10 @@ def show_page(path: Path) -> None:
 
 
 def definitions_markdown() -> str:
-    """The definitions as a Markdown list."""
     return "\n".join(f"- **{term}**: {meaning}." for term, meaning in DEFINITIONS.items())
 
 
 def definitions_text() -> str:
-    """The definitions as lines for a terminal, as wide as it is."""
     column = max(map(len, DEFINITIONS)) + 4
     lines = [f"  {term:<{column - 2}}{meaning}" for term, meaning in DEFINITIONS.items()]
     room = max(width(), 2 * column)

@@ -57,7 +57,6 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Method and setting."""
         return f"{self.method} {self.label}".strip()
 
     @property
@@ -81,11 +80,7 @@ class Setting:
 
 
 def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int | None = None) -> list[Setting]:
-    """The settings of a grid, the references last; these bring autoregressive decoding along, whose responses they score.
-
-    with_plain   autoregressive decoding comes first in any case: its responses are what the others are replayed on
-    max_drafted  the most tokens of a round, for methods that leave this bound at its default
-    """
+    """The settings of a grid, the references last. with_plain: autoregressive first; max_drafted: where at its default."""
     methods = [*config.choices("method"), *PARAMETERS]
     for method in grid:
         if method not in methods:
@@ -113,7 +108,6 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int |
 
 
 def default_bound() -> int:
-    """`max_drafted` of a method that names none."""
     return int(config.plain(config.method_config("confidence"))["max_drafted"])
 
 

@@ -154,8 +154,6 @@ def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFram
 
 
 def counted_figures(metrics: Mapping[str, Metric], cost_ratio: float) -> dict[str, Figure]:
-    """What follows from counts and scores."""
-
     def throughput(totals: Array) -> Array:
         return np.asarray(totals[..., 0] / forwards.cost(totals[..., 1], totals[..., 2], cost_ratio))
 
@@ -193,7 +191,6 @@ def _quotient(upper: str, lower: str, scale: Scale = "linear") -> Figure:
 
 
 def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: float) -> pd.DataFrame:
-    """The table as people read it: intervals in brackets, columns without any value left out."""
     results = pd.DataFrame({"method": [plots.label(method) for method in table.method], "setting": table.setting})
     for name in (*metrics, *LABELS):
         if table[name].notna().any():

@@ -141,12 +141,7 @@ def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The rows with settings of one method as methods of their own, by the parameters that are named as labels say them.
-
-    names  e.g. head: the settings of every head are then chosen for it alone. Methods with one value of it stay as they are,
-           and so do references, which use knowledge that no method has.
-    Raises InputError for a name that no setting has.
-    """
+    """Settings of one method as methods of their own, by the named parameters (head). Raises InputError for unknown names."""
     settings = rows.loc[~rows.method.isin(YARDSTICKS), ["method", "setting"]].drop_duplicates()
     values = {key: PARAMETER.findall(key[1]) for key in settings.itertuples(index=False, name=None)}
     parameters = {name for pairs in values.values() for name, _ in pairs}

@@ -58,11 +58,7 @@ def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: str, node_cost: float = 0.0) -> Choice:
-    """The setting of highest throughput on dev, for every method; the first one among equals. Both tables are `totals`.
-
-    Of the test table only the names are looked at. A method that dev lacks is taken as it is if it has one setting
-    (autoregressive decoding, the oracle). Raises InputError if it has several, or if the test table lacks a choice.
-    """
+    """The setting of highest throughput on dev per method; both tables are `totals`. Raises InputError if one side lacks it."""
     table = at_cost(dev, cost_ratio, node_cost)
     best = table.loc[table.groupby("method", sort=False).throughput.idxmax()]
     choice = dict(zip(best.method, best.setting, strict=True))

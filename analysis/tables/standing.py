@@ -197,11 +197,7 @@ def over_costs(
     node_cost: float = 0.0,
     bootstrap: Bootstrap | None = None,
 ) -> pd.DataFrame:
-    """Throughput of every method over cost ratios, its setting chosen again at each, among those of both sets.
-
-    hindsight  the method whose best setting per prompt is shown, too
-    bootstrap  for throughput_low and throughput_high, over prompts, of the setting that was chosen
-    """
+    """Throughput of every method over cost ratios, its setting chosen again at each. hindsight: shown per prompt, too."""
     dev_totals, test_totals = totals(in_both(dev, test)), totals(test)
     lines = []
     for cost_ratio in ratios:

@@ -106,7 +106,6 @@ class Workbench:
     def score_oracle(
         self, setting: Setting, responses: pd.DataFrame, on_text: Callable[[int], object] = lambda count: None
     ) -> pd.DataFrame:
-        """The oracle's expected counts on the autoregressive responses: one row each."""
         responses = self.within_context(responses)
         texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
         temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")

@@ -70,11 +70,7 @@ class Asked:
 
 
 class Requests:
-    """Bodies of requests for one pair and sampling. Raises InputError for a sampling that the engine has no words for.
-
-    model    what the endpoints call the target
-    further  more keys of every request; null takes one out, if it is neutral
-    """
+    """Bodies of requests; `further` has more keys, null takes one out. Raises InputError for sampling without words for it."""
 
     def __init__(self, engine: str, model: str, pair: ModelPair, sampling: Sampling, further: Mapping[str, Any]):
         self.engine, self.model, self.pair, self.sampling = ENGINES[engine], model, pair, sampling

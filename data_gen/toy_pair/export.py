@@ -68,7 +68,6 @@ def respond(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> list[Pair]:
-    """A response of the model to each prompt, up to and including end of text."""
     generations = generate(
         ModelPair(target=model, draft=model, tokenizer=tokenizer),
         prompts,
@@ -95,7 +94,6 @@ def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, pairs: list[Pa
 def reference_loss(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: list[Example], max_length: int
 ) -> float:
-    """Nats per token of the reference responses, end of text included."""
     documents = encode(tokenizer, examples, max_length)
     pairs = [(d.tokens[: d.num_prompt].tolist(), d.tokens[d.num_prompt :].tolist()) for d in documents]
     losses = []

@@ -285,8 +285,6 @@ class ToyModule(pl.LightningModule):
 
 
 class ToyData(pl.LightningDataModule):
-    """The stream of batches, continued where a resumed trainer stands."""
-
     def __init__(self, stream: BatchStream) -> None:
         super().__init__()
         self.stream = stream
