@@ -36,7 +36,7 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
-from data_gen.depth import DEEPEST
+from data_gen.recording_by_start import DEEPEST
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text

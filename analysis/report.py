@@ -4,7 +4,7 @@
     report.md    tables and figures for readers without a browser
     report.json  what the page shows and where that comes from
 
-publish=true makes a W&B report of it, too (`analysis.reporting.wandb_report`). Folders of different pairs or sampling settings
+publish=true makes a W&B report of it, too (`analysis.reporting.page`). Folders of different pairs or sampling settings
 are kept apart. What a folder lacks is shown as missing.
 """
 
@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis.reporting.folders import Folder, FolderGroup, grouped, read_folder
-from analysis.reporting.page import render, report_spec, scripts
+from analysis.reporting.page import publish, render, report_spec, scripts
 from analysis.reporting.panels import figure_files, figure_views, headline, panels, table_files, table_view
 from analysis.reporting.tokens import KINDS, LEVELS, token_views
-from analysis.reporting.wandb_report import publish
 from analysis.tables.files import DEFINITIONS
 from toolkit.config import commands, flatten, plain
 from toolkit.files.atomic import write_json, write_text

@@ -29,16 +29,18 @@ from analysis.figures.plots import few_settings
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
-from analysis.tables.positions import acceptance_positions, bound_notes, length_table
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.rows import (
     COUNTS,
     LENGTHS,
     SETTING,
+    acceptance_positions,
+    bound_notes,
     check_comparable,
     counts_of,
     join_settings,
     labels,
+    length_table,
     load_rows,
     source_shares,
 )

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from data_gen.depth import depth_that_pays
 from data_gen.recording import Recorder
-from data_gen.recording_by_start import recorder_of
+from data_gen.recording_by_start import depth_that_pays, recorder_of
 from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts, within_context
 from toolkit.acceptance.folder import Scorer, head_hash, recorded_scorers
 from toolkit.acceptance.from_states import recorded_logits

@@ -20,7 +20,7 @@ import pandas as pd
 
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show, with_interval
-from analysis.tables.positions import at_least
+from analysis.tables.rows import at_least
 from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text

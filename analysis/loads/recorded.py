@@ -19,7 +19,7 @@ from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
-from data_gen.depth import DEEPEST, PAYS, TEXTS, depth_that_pays
+from data_gen.recording_by_start import DEEPEST, PAYS, TEXTS, depth_that_pays
 from toolkit.config import instantiate
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer

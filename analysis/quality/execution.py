@@ -101,7 +101,7 @@ class Execution(TextMetric):
         with sandbox.Confined("query", arguments, limits, sandbox.chosen(), files=[path]) as process:
             answer = process.output(self.seconds + GRACE)
         try:
-            return Result(*unpack(json.loads(answer or ""), {}))
+            return Result(*unpack(json.loads(answer or "")))
         except Exception:  # it ended before its rows came
             return Result(None, f"killed: more than {self.seconds:g} s, or too much memory")
 

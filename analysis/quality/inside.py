@@ -21,6 +21,7 @@ import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import monotonic
 from types import FunctionType, MethodType
 from typing import Any, NoReturn
@@ -129,13 +130,11 @@ class Uncrossable(TypeError):
         return f"a value of type {type(self.args[0]).__name__}: {CROSSES}"
 
 
-def pack(value: Any, functions: dict[Any, str] | None = None) -> Any:
-    """The value for JSON. `functions` names those that stay in the other process. Raises Uncrossable."""
+def pack(value: Any) -> Any:
+    """The value for JSON. Raises Uncrossable."""
     kind, items = type(value), value
     if value is None or kind in (bool, int, float, str):
         return value
-    if kind is FunctionType and functions and value in functions:
-        return ["function", functions[value]]
     if kind in (dict, OrderedDict, Counter, defaultdict):
         items = value.items()
     elif kind is complex:
@@ -146,14 +145,11 @@ def pack(value: Any, functions: dict[Any, str] | None = None) -> Any:
         if not isinstance(value, Iterator):
             raise Uncrossable(value)
         kind = type(iter([]))
-    return [kind.__name__, *(pack(item, functions) for item in items)]
+    return [kind.__name__, *(pack(item) for item in items)]
 
 
-def unpack(value: Any, functions: dict[str, Any]) -> Any:
-    if type(value) is not list:
-        return value
-    tag, *items = value
-    return functions[items[0]] if tag == "function" else NAMED[tag](unpack(item, functions) for item in items)
+def unpack(value: Any) -> Any:
+    return NAMED[value[0]](map(unpack, value[1:])) if type(value) is list else value
 
 
 def program(channel: Any, source: str) -> None:
@@ -165,7 +161,7 @@ def program(channel: Any, source: str) -> None:
             if not line:
                 exec(compile(source, "program.py", "exec"), names)
                 return {}
-            name, args, kwargs = unpack(json.loads(line), names)
+            name, args, kwargs = unpack(json.loads(line))
             return {"value": pack(eval(name, names)(*args, **kwargs))}
         except BaseException as error:
             return {"raised": [kind.__name__ for kind in type(error).__mro__], "text": str(error)[:500]}
@@ -188,7 +184,6 @@ class ProgramTester:
 
     def __init__(self, channel: Any):
         self.channel, self.ended = channel, list[str]()
-        self.functions: dict[Any, str] = {}
 
     def verdict(self, seconds: float, question: str, tests: str, entry_point: str | None) -> list[str]:
         self.channel.readline(LONGEST)  # the program is ready
@@ -225,33 +220,28 @@ class ProgramTester:
         called = free(node.func for node in nodes if isinstance(node, ast.Call))
         if classes := {name for name in called - {entry_point} if name[0].isupper()}:
             self.stop("unsupported", f"the tests make objects of the program's class {min(classes)}")
-        self.ask("bool", (), {})  # a program that does not run fails even tests that call nothing
+        self.ask("bool")  # a program that does not run fails even tests that call nothing
         namespace |= {name: __import__(name) for name in bases & sys.stdlib_module_names}
-        return namespace | {name: self.stand_in(name) for name in free(nodes) - set(namespace)}
-
-    def stand_in(self, name: str) -> Callable[..., Any]:
-        function = lambda *args, **kwargs: self.ask(name, args, kwargs)
-        self.functions[function] = name
-        return function
+        return namespace | {name: partial(self.ask, name) for name in free(nodes) - set(namespace)}
 
     def stop(self, kind: str, reason: str) -> NoReturn:
         """Raises Stop, and remembers the verdict."""
         self.ended = self.ended or [kind, reason]
         raise Stop(reason)
 
-    def ask(self, *question: Any) -> Any:
+    def ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """What the program returns; raises what it raises, as far as that is an ordinary exception."""
         if self.ended:
             raise Stop
         line = b""
         try:
-            self.channel.write(json.dumps(pack(question, self.functions)).encode() + b"\n")
+            self.channel.write(json.dumps(pack((name, args, kwargs))).encode() + b"\n")
             self.channel.flush()
             line = self.channel.readline(LONGEST)
         except Uncrossable as error:
             (value,) = error.args
             owner = value if isinstance(value, type | FunctionType | MethodType) else type(value)
-            if getattr(owner, "__module__", None) == "tests":  # no answer of the program makes such a value
+            if isinstance(value, partial) or getattr(owner, "__module__", None) == "tests":  # of no program's answer
                 self.stop("unsupported", f"the tests pass {error}")
             self.stop("failed", f"{error} was passed on")
         except ConnectionError:
@@ -262,7 +252,7 @@ class ProgramTester:
         try:
             answer = json.loads(line)
             if "value" in answer:
-                return unpack(answer["value"], {})
+                return unpack(answer["value"])
             names, text = answer["raised"], str(answer["text"])
             kinds = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
             own = {"__init__": lambda *_: None, "__str__": lambda _: text, "__module__": "program"}

@@ -10,8 +10,8 @@ import torch
 
 from analysis.replay.policies import replay
 from data_gen import traces
-from data_gen.depth import DEEPEST, depth_of, depth_that_pays
 from data_gen.held_out import load_frozen
+from data_gen.recording_by_start import DEEPEST, depth_of, depth_that_pays
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError

@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.positions import acceptance_positions, bound_notes, length_table
-from analysis.tables.rows import round_lengths
+from analysis.tables.rows import acceptance_positions, bound_notes, length_table, round_lengths
 from toolkit.types import Round
 
 
