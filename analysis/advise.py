@@ -79,8 +79,6 @@ def run(cfg: commands.Advise) -> Path:
     for number, candidate in enumerate(candidates):
         costs, path = tables[number % len(tables)], stage.folder / f"costs-{number % len(tables)}.json"
         candidate.recorded.costs = (costs, costs.save(path))
-    for candidate in candidates:
-        candidate.recorded.record()
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sources, names)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)

@@ -43,7 +43,7 @@ from analysis.tables.standing import (
     interval_text,
     notes,
     over_costs,
-)
+)  # fmt: skip
 from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text

@@ -58,7 +58,6 @@ def run(cfg: commands.Serving) -> Path:
     contents = [prompt.content for prompt in prompts]
     (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder, recorded.max_drafted)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
-    recorded.record()
     requests = [number % len(recorded.texts) for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")

@@ -43,21 +43,20 @@ from analysis.tables.rows import (
     length_table,
     load_rows,
     source_shares,
-)
+)  # fmt: skip
 from analysis.tables.selection import settings_table
 from analysis.tables.standing import gain_over, sweep_scalars
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.facts import reads_states
-from toolkit.errors import InputError, unknown_name
+from toolkit.errors import InputError
 from toolkit.files.atomic import write_json
 from toolkit.files.text import first_line
 from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
 from toolkit.runs.stage import MANIFEST, asked, check_some_done, command, finished_stage, open_stage, read_manifest
 from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
-SOURCES = ("live", "traces")
 GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden", "replayed")
 IGNORED = (*GRID, *RANKS)
 RECORDING = ".lock-recording"  # of the one process that decodes autoregressively and records
@@ -108,8 +107,6 @@ def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, boo
 
 
 def run(cfg: commands.Sweep) -> Path:
-    if cfg.source not in SOURCES:
-        raise unknown_name("source", str(cfg.source), SOURCES)
     if cfg.replayed and cfg.source != "live":
         raise InputError("replayed: expected source=live with it, the sweep that is compared with replayed ones")
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)

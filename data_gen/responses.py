@@ -50,7 +50,7 @@ from toolkit.runs.stage import (
     open_stage,
     prompt_files,
     read_manifest,
-)
+)  # fmt: skip
 from toolkit.runs.token_bar import TokenBar
 from toolkit.types import Generation
 

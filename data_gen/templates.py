@@ -77,12 +77,9 @@ class Conversation:
 
 
 def conversation(turns: Any) -> Conversation:
-    """What a field of turns asks: nothing if it is null or empty.
+    """What a field of turns asks: a user's first text, or everything before the assistant's last reply; nothing if it is null.
 
     Raises NullValueError for a null in it, InputError for what is no list of turns.
-
-    Texts are a user's turns: the first is asked, because the later ones need a model's replies. Otherwise each turn is
-    a role and a text ({"role", "content"} or {"from", "value"}), and what is asked for is the assistant's last reply.
     """
     if not isinstance(turns, list | tuple | None):
         raise InputError(f"expected a list of turns, got {shown(turns)}")

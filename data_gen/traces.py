@@ -14,18 +14,17 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 
 from data_gen.recording import Recorder
 from data_gen.recording_by_start import depth_that_pays, recorder_of
 from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts, within_context
-from toolkit.acceptance.folder import Scorer, head_hash, recorded_scorers
+from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.acceptance.from_states import recorded_logits
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.hidden_states import layers_of
@@ -34,7 +33,6 @@ from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import MANIFEST, Stage, command, finished_stage, open_stage, read_manifest
 from toolkit.sampling import Sampling
-from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, file_name, read_file
 
 IGNORED = ("dry_run", *RANKS)
@@ -42,25 +40,10 @@ PROBE = 4  # texts a dry run records
 FREE = ("heads", "hidden")  # keys in which the two recordings may differ
 
 
-@dataclass(frozen=True)
-class Kept:
-    folder: Path
-    job: str
+def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> tuple[Path, str] | None:
+    """Folder and job of the finished recording beside a stage's folder whose states suffice; None if there is none.
 
-    def with_heads(self, name: str, heads: Mapping[str, Scorer], device: torch.device, hidden: bool) -> Trace:
-        """One of its files, with the logits of these heads and of no others. hidden: keep the states, too."""
-        trace = read_file(self.folder / name, self.job)
-        logits = {head: recorded_logits(trace, scorer, device) for head, scorer in heads.items()}
-        return replace(trace, estimates=logits, hidden=trace.hidden if hidden else None)
-
-
-def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> Kept | None:
-    """The finished recording beside a stage's folder whose states suffice for the stage; None if there is none.
-
-    facts   of the stage: fingerprints of the models, and the sampling
-    states  the draft's number format. A head would not have read states of another format (older versions: float16)
-
-    If a recording is there that lacks the states alone, one line says how it would have sufficed.
+    facts: the stage's; states: the draft's number format. If one lacks the states alone, a line says so.
     """
     mine, stateless = {key: value for key, value in stage.identity.items() if key not in FREE}, False
     for path in sorted(stage.folder.parent.glob(f"*/{MANIFEST}")):
@@ -75,7 +58,7 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> Kept | Non
         if not same_inputs or theirs != mine or any(manifest.get(k) != v for k, v in facts.items() if k != "heads"):
             continue
         if manifest["config"].get("hidden") and manifest.get("states") == states:
-            return Kept(path.parent, manifest["job"])
+            return path.parent, manifest["job"]
         stateless = True
     if stateless:
         print("traces: the same texts were recorded without states; with hidden=true, further heads need no recording")
@@ -123,7 +106,7 @@ def run(cfg: commands.Traces) -> Path:
         work = [(recorder, shard) for recorder in recorders for shard in shards]
         _record_missing(share(paths, cfg), share(work, cfg), cfg.batch_size, job)
     else:
-        print(f"traces: only the heads are scored, on the states in {earlier.folder}")
+        print(f"traces: only the heads are scored, on the states in {earlier[0]}")
         _score_missing(share(paths, cfg), recorders[0], earlier, job)
     if all_there(stage, paths, cfg):
         with joining(stage) as last:
@@ -168,12 +151,15 @@ def _record_missing(
             replace(trace, about={"job": job}).save(path)
 
 
-def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: Kept, job: str) -> None:
+def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: tuple[Path, str], job: str) -> None:
+    folder, earlier_job = earlier
     for path in tqdm(paths, desc="traces", unit="file"):
         if path.exists():
             read_file(path, job)
             continue
-        trace = earlier.with_heads(path.name, recorder.heads, recorder.pair.device, recorder.hidden)
+        trace = read_file(folder / path.name, earlier_job)
+        logits = {name: recorded_logits(trace, head, recorder.pair.device) for name, head in recorder.heads.items()}
+        trace = replace(trace, estimates=logits, hidden=trace.hidden if recorder.hidden else None)
         replace(trace, about={"job": job}).save(path)
 
 

@@ -158,11 +158,9 @@ def costs(
     highlight: Sequence[str] | None = None,
     width: Width = "page",
 ) -> Path:
-    """Throughput over cost ratios, one line per method, its interval as a band.
+    """Throughput over cost ratios, one line per method. curves: method, cost_ratio, throughput; maybe throughput_low, _high.
 
-    curves     method, cost_ratio, throughput; throughput_low and throughput_high if there are intervals
-    marked     the cost ratio that the tables are for
-    highlight  methods in colour; None: the best ones at `marked`, or over all ratios
+    marked: the cost ratio that the tables are for; highlight: methods in colour, None: the best ones (at `marked`)
     """
     gap = curves.cost_ratio if marked is None else (curves.cost_ratio - marked).abs()
     near = curves if marked is None else curves[gap == gap.min()]
@@ -201,9 +199,7 @@ def pareto(
 ) -> Path:
     """Discard rate over verification rate, one curve per method; both are better when smaller.
 
-    settings   one line per setting: method, setting, discard_rate, verification_rate, undominated; `throughput` if known;
-               settings marked as `chosen` are named. Autoregressive decoding, always at (1, 0), is left out
-    highlight  methods in colour, the others are grey; None: `highlighted`
+    settings  method, setting, discard_rate, verification_rate, undominated, maybe throughput; `chosen` ones are named
     """
     drawn = settings[settings.method != PLAIN]
     chosen = highlighted(drawn) if highlight is None else list(highlight)

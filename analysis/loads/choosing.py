@@ -41,13 +41,8 @@ def choose(
 ) -> pd.DataFrame:
     """One line per batch size, draft and method: its best setting on dev, and its figures on test.
 
-    Columns: batch, draft, method, setting, tokens_per_second, speedup, speedup_low, speedup_high, latency, latency_95,
-    token_seconds, drafted_per_round, advised; and
-
-    greedy           whether the draft proposes its likeliest tokens while the target samples
-    parameters       the overrides, as JSON
-    dev_times_plain  tokens per second over autoregressive decoding's, on dev
-    dev_speedup_low  where the interval on dev begins
+    greedy           whether the draft proposes its top tokens while the target samples
+    dev_times_plain, dev_speedup_low  tokens per second over autoregressive decoding's on dev, and where its interval begins
     loses            whether the speed-up's interval lies below 1
     """
     tables: list[pd.DataFrame] = []

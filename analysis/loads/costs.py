@@ -126,11 +126,9 @@ def costs_of(
     folder: Path,
     deepest: int = DRAFTED[-1],
 ) -> list[LoadCost]:
-    """For each of these pairs of one target the cost table of its forwards, at these batch sizes; or of a target alone.
+    """For each of these pairs of one target, or a target alone, the cost table of its forwards at these batch sizes.
 
-    cfg     costs (a file, or one per draft), hardware and devices, rounds
-    folder  where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
-    deepest  the longest draft: longer ones are not timed
+    folder  where a measurement is kept, by all that it depends on;  deepest  longer drafts are not timed
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
@@ -179,11 +177,9 @@ def measured_costs(
     drafted: Sequence[int],
     num_rounds: int,
 ) -> list[tuple[LoadCost, pd.DataFrame]]:
-    """For each draft of the pair a cost table and its entries, measured here.
+    """For each draft of the pair a cost table and its entries (median over repeats, low, high), measured here.
 
-    A batch of one is always timed: prompts that join a running batch are often read alone. All prompts are cut or continued to
-    their median length. The entries have the columns model, batch, width, context, seconds (median over repeats), low and high
-    (the least and the most of a repeat).
+    A batch of one is always timed, too. All prompts are cut or continued to their median length.
     """
     lengths = sorted({0, *drafted})
     pairs = [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts or [None]]

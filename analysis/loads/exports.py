@@ -44,9 +44,8 @@ def write_exports(
 ) -> list[Path]:
     """Write the files; returns their paths.
 
-    draft    folder or hub name of the advised draft; None: there is none, and lengths are those of prompt lookup
-    lengths  best fixed length by batch size, drafts sampled at the target's temperature
-    greedy   the same for drafts taken greedily; None: not simulated
+    draft    of the advice; None: lengths are those of prompt lookup
+    lengths, greedy  best fixed length by batch size, drafts sampled, or taken greedily (None: not simulated)
     advised  overrides of this package's own method
     """
     smallest, greedy_first = min(lengths), lengths if greedy is None else greedy

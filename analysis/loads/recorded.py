@@ -75,12 +75,6 @@ class RecordedPair:
         tokens, seconds = responses.num_generated.sum(), responses.setting_seconds.iloc[0]
         self.target_speed = float(tokens / seconds)  # tokens per second of the responses
 
-    def record(self) -> None:
-        """Make every recording that the settings are served from; `serve` makes the one that it lacks."""
-        for setting in self.settings:
-            if setting.method != PLAIN:
-                self.recording.trace_for(setting)
-
     def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> ServedRequests:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
         assert self.costs is not None, "costs are set before anything is served"

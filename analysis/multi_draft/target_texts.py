@@ -85,11 +85,9 @@ def spread_uniforms(shape: tuple[int, int, int], generator: torch.Generator, dty
 
 
 def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: str) -> Tensor:
-    """`optimal_acceptances` [N]; with three and more candidates without replacement within 1e-4; with independent ones of
-    different distributions an upper bound.
+    """`optimal_acceptances` [N]; of independent candidates with different distributions an upper bound.
 
-    That case costs an integral over all tokens, so q's unlikeliest tokens are left out. Together they have at most
-    TOLERANCE/K of what q leaves after its K likeliest. A candidate is one of them with a probability below TOLERANCE.
+    Without replacement, K > 2: q's unlikeliest tokens are left out, each a candidate with probability below TOLERANCE.
     """
     if scheme == "top_k":
         tokens, counts = likeliest(draft_probs, num_drafts)

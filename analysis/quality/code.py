@@ -88,12 +88,7 @@ def pass_at_k(num_programs: int, num_passed: int, k: int) -> float:
 
 
 def program(text: str, prompt: Prompt) -> str:
-    """The response as a program.
-
-    A response that defines the function stands alone, with the imports of the question. Any other one completes the
-    question's code (`extra["prompt"]`, else the prompt itself) and ends where a line without indentation begins. Without an
-    entry point the code stands alone.
-    """
+    """The response, alone (with the question's imports) if it defines the function; else it completes the question."""
     name, question = prompt.extra.get("entry_point"), _question(prompt)
     block = fenced(text)
     code = text if block is None else block

@@ -35,12 +35,8 @@ def evaluate(
     examples: list[Example],
     cfg: commands.Toy,
 ) -> dict[str, float]:
-    """One domain's measures.
-
-    exact_match_*    share of right answers at temperature 0 (where there are answers)
-    loss_*           nats per token of the reference responses
-    alpha            mean over positions of sum_x min(p(x), q(x)) along responses sampled from the target at temperature 1
-    response_tokens  mean length of these responses, end of text included
+    """One domain's measures: share of right answers at temperature 0, nats per token of the reference responses, alpha (mean of
+    sum_x min(p, q)) along responses at temperature 1, and their mean length in tokens, end of text included.
     """
     models = {"target": target, "draft": draft}
     prompts = [example.prompt for example in examples]

@@ -205,8 +205,7 @@ def build_model(shape: commands.ToyModel, tokenizer: PreTrainedTokenizerFast, ma
 def initialise(model: LlamaForCausalLM) -> None:
     """Let every layer start as the identity: what a token is stays visible, so copying is learned several times sooner.
 
-    Embeddings dominate the residual stream; the usual 0.02 drowns in the layers' outputs at these widths. Matrices keep
-    the scale of what they read, and those that write to the residual stream start at zero.
+    Embeddings dominate the residual stream; matrices that write to it start at zero.
     """
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name:
