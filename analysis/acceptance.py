@@ -55,7 +55,10 @@ def run(cfg: Any) -> Path:
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
-    others = _others(cfg)
+    others = [read_table(folder, "sums") for folder in plain(cfg.join)]
+    names = [_dataset(cfg), *(str(name) for frame in others for name in frame.dataset.unique())]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"join: two runs call their texts {twice[0]!r}; name them apart (dataset=NAME)")
     methods = list(dict.fromkeys(plain(cfg.methods)))
     if not methods:
         raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
@@ -85,16 +88,6 @@ def run(cfg: Any) -> Path:
         tables["alphabet"] = alphabet_table(walk, stage.folder / "parts")
     _publish(stage.folder, tables, cost, cfg)
     return stage.finish(num_texts=own_sums.prompt.nunique(), num_positions=int(table.positions.max()), asked=digest)
-
-
-def _others(cfg: commands.Acceptance) -> list[pd.DataFrame]:
-    """The sums of the runs to be joined. Raises InputError if two data sets have the same name."""
-    others = [read_table(folder, "sums") for folder in plain(cfg.join)]
-    names = [_dataset(cfg), *(str(name) for frame in others for name in frame.dataset.unique())]
-    for name in set(names):
-        if names.count(name) > 1:
-            raise InputError(f"join: two runs call their texts {name!r}; name them apart (dataset=NAME)")
-    return others
 
 
 def _walk(cfg: commands.Acceptance) -> Walk:

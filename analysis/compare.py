@@ -87,7 +87,11 @@ def run(cfg: commands.Compare) -> Path:
     figures = method_table.draw(table, metrics, stage.folder / "figures", title)
     results = method_table.readable(table, metrics, cfg.cost_ratio)
     judged = {name: metric.provenance for name, metric in metrics.items() if metric.provenance}
-    judge_notes = [*(f"{name}: {note}." for name, note in judged.items()), method_table.unscored_note(unscored)]
+    judge_notes = [f"{name}: {note}." for name, note in judged.items()]
+    for name, reasons in unscored.items():
+        pairs = ((setting, *entry) for setting, counted in reasons.items() for entry in counted.items())
+        each = "; ".join(f"{setting} {count} ({reason})" for setting, reason, count in pairs)
+        judge_notes.append(f"{name}: texts without a score, left out of it: {each}.")
     notes = " ".join(filter(None, [_energy_note(loaded), *judge_notes]))
     write_text(stage.folder / "comparison.md", method_table.as_markdown(title, results, figures, notes, cfg.cost_ratio))
     first = ("method", "setting", method_table.LABELS["tokens_per_second"], method_table.LABELS["speedup"])

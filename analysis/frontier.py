@@ -29,7 +29,7 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import definitions_markdown, definitions_text, markdown, read_table, save_table, show
+from analysis.tables.files import DEFINITIONS, definitions_text, markdown, read_table, save_table, show
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
@@ -146,7 +146,8 @@ def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str
         lines["method"] = [plots.label(method) for method in lines.method]
         parts += ["Tokens per target-forward time by cost ratio, settings chosen again at each:", markdown(lines)]
         parts += [f"![{path.stem}](figures/{path.name})" for path in figures[str(dataset)]]
-    return "\n\n".join([*parts, "## Definitions", definitions_markdown()]) + "\n"
+    definitions = "\n".join(f"- **{term}**: {meaning}." for term, meaning in DEFINITIONS.items())
+    return "\n\n".join([*parts, "## Definitions", definitions]) + "\n"
 
 
 def side_by_side(table: pd.DataFrame) -> pd.DataFrame:

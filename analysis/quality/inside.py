@@ -100,8 +100,8 @@ def enter_namespaces(paths: list[str]) -> None:
     os.chroot(root)
     os.chdir("/")
     if child := os.fork():
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        os._exit(code if code >= 0 else 128 - code)
+        os.waitpid(child, 0)
+        os._exit(0)
     call("capset", struct.pack("II", 0x20080522, 0), bytes(24))
 
 

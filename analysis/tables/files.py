@@ -158,10 +158,6 @@ def show_page(path: Path) -> None:
         print(line)
 
 
-def definitions_markdown() -> str:
-    return "\n".join(f"- **{term}**: {meaning}." for term, meaning in DEFINITIONS.items())
-
-
 def definitions_text() -> str:
     column = max(map(len, DEFINITIONS)) + 4
     lines = [f"  {term:<{column - 2}}{meaning}" for term, meaning in DEFINITIONS.items()]

@@ -93,16 +93,6 @@ def group_rows(
     return pd.DataFrame(rows), pd.DataFrame(prompt_rows), unscored
 
 
-def unscored_note(unscored: Unscored) -> str:
-    """A sentence per metric on the texts without a score; empty if every text got its scores."""
-    lines = []
-    for name, settings in unscored.items():
-        counted_reasons = [(setting, *entry) for setting, reasons in settings.items() for entry in reasons.items()]
-        each = "; ".join(f"{setting} {count} ({reason})" for setting, reason, count in counted_reasons)
-        lines.append(f"{name}: texts without a score, left out of it: {each}.")
-    return " ".join(lines)
-
-
 def table_of(
     rows: pd.DataFrame,
     prompt_rows: pd.DataFrame,

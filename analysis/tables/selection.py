@@ -85,11 +85,6 @@ def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.Da
     return mine.loc[cost.groupby(mine.prompt, sort=False).idxmin()].assign(method=PER_PROMPT, setting="")
 
 
-def in_both(dev: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
-    names = ["method", "setting"]
-    return dev[pd.MultiIndex.from_frame(dev[names]).isin(pd.MultiIndex.from_frame(test[names]))]
-
-
 def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
     """Totals, marking what is undominated among lossless settings; references are not settings one could choose."""
     table = at_cost(totals(rows), cost_ratio, node_cost)

@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import ORACLE, PER_PROMPT, PLAIN, UPPER_BOUND, YARDSTICKS
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput, totals
-from analysis.tables.selection import Choice, best_per_prompt, choose, in_both
+from analysis.tables.selection import Choice, best_per_prompt, choose
 from toolkit.errors import InputError
 from toolkit.metrics import scalars as scalars_of
 
@@ -198,7 +198,9 @@ def over_costs(
     bootstrap: Bootstrap | None = None,
 ) -> pd.DataFrame:
     """Throughput of every method over cost ratios, its setting chosen again at each. hindsight: shown per prompt, too."""
-    dev_totals, test_totals = totals(in_both(dev, test)), totals(test)
+    names = ["method", "setting"]
+    in_both = pd.MultiIndex.from_frame(dev[names]).isin(pd.MultiIndex.from_frame(test[names]))
+    dev_totals, test_totals = totals(dev[in_both]), totals(test)
     lines = []
     for cost_ratio in ratios:
         choice = choose(dev_totals, test_totals, cost_ratio, dataset, node_cost)

@@ -198,7 +198,13 @@ class Reader:
         if ids is None:
             ids = self._encoded(choice, request, ended, count)
         else:
-            self._check_ids(ids, request, count)
+            size = self.pair.vocab_size
+            if wrong := [token for token in ids if type(token) is not int or not 0 <= token < size]:
+                raise Unbelievable(f"it returns the token {wrong[0]!r}: expected ids in [0, {size})")
+            if not ids or len(ids) > request.max_tokens:
+                raise Unbelievable(f"it returns {len(ids)} tokens, asked for were 1 to {request.max_tokens}")
+            if isinstance(count, int) and count != len(ids):
+                raise Unbelievable(f"it returns {len(ids)} tokens and says that there are {count}")
             ids = self._with_end(ids, choice, request, ended)
         reason = self._reason(ids, request, ended)
         text = self.pair.text(ids, request.prompt_ids)
@@ -206,17 +212,6 @@ class Reader:
             text = text[: self.pair.stop_position(self.sampling.stop, ids, request.prompt_ids)]
         named = [by, str(completion.get("system_fingerprint") or "")]
         return Answer(ids, text, reason, how, " ".join(filter(None, named)))
-
-    def _check_ids(self, ids: list[int], request: Asked, count: Any) -> None:
-        """Raises Unbelievable unless ids are tokens, `count` of them and no more than asked for."""
-        size = self.pair.vocab_size
-        for token in ids:
-            if type(token) is not int or not 0 <= token < size:
-                raise Unbelievable(f"it returns the token {token!r}: expected ids in [0, {size})")
-        if not ids or len(ids) > request.max_tokens:
-            raise Unbelievable(f"it returns {len(ids)} tokens, asked for were 1 to {request.max_tokens}")
-        if isinstance(count, int) and count != len(ids):
-            raise Unbelievable(f"it returns {len(ids)} tokens and says that there are {count}")
 
     def _with_end(self, ids: list[int], choice: Mapping[str, Any], request: Asked, ended: str) -> list[int]:
         """The ids with the end of text, where the engine has cut it off and says which one it was."""
