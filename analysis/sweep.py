@@ -91,13 +91,11 @@ def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, boo
     for setting, part in both.groupby(SETTING, sort=False):
         sides = [part[[f"{name}_{side}" for name in COUNTS]].to_numpy(dtype=float) for side in ("replayed", "live")]
         replayed_total, live_total = (counts_of(dict(zip(COUNTS, side.sum(0).tolist(), strict=True))) for side in sides)
-        rates = {
-            "replayed": metrics.throughput(replayed_total, cost_ratio),
-            "live": metrics.throughput(live_total, cost_ratio),
-        }
+        throughputs = [metrics.throughput(total, cost_ratio) for total in (replayed_total, live_total)]
         gain = gain_over(sides[1], sides[0], cost_ratio, bootstrap)
         lines.append({
-            **dict(zip(SETTING, setting, strict=True)), "prompts": len(part), **rates,
+            **dict(zip(SETTING, setting, strict=True)), "prompts": len(part),
+            "replayed": throughputs[0], "live": throughputs[1],
             "difference": gain["gain"], "low": gain["gain_low"], "high": gain["gain_high"],
             "discard_replayed": metrics.discard_rate(replayed_total), "discard_live": metrics.discard_rate(live_total),
             "verification_replayed": metrics.verification_rate(replayed_total),

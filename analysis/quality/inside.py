@@ -44,7 +44,6 @@ NEW = {"x86_64": (0xC000003E, (56, 57, 58, 435, 272)), "aarch64": (0xC00000B7, (
 READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 SIZES = {sqlite3.SQLITE_LIMIT_LENGTH: 200_000, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
          sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000, sqlite3.SQLITE_LIMIT_ATTACHED: 0}  # fmt: skip
-NOBODY = 65534
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -82,7 +81,11 @@ def enter_namespaces(paths: list[str]) -> None:
     user, group = os.geteuid(), os.getegid()
     call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # killed with the parent
     call("unshare", 0x7C020000)  # mounts, names, IPC, users, processes, network
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {user} 1"), ("gid_map", f"{NOBODY} {group} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"65534 {user} 1"),
+        ("gid_map", f"65534 {group} 1"),
+    ):  # nobody
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     root, bind, recursive, slave, mount_setattr, here = "/proc", 4096, 16384, 1 << 19, 442, -100
