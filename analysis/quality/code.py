@@ -6,7 +6,7 @@ Paper: Chen et al. 2021 (arXiv:2107.03374), equation 1: of n programs of a probl
 
 Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed. Deviations: a program that leaves by exit() has
 failed. Tests and program run in two processes (`sandbox`), and only data crosses: a function that is to change its argument, or
-to return an object of its own class, fails. Prompts whose tests make objects of its classes, or hand it functions, are left out.
+to return an object of its own class, fails. Prompts whose tests make objects of its classes or hand it functions are left out.
 """
 
 from __future__ import annotations
