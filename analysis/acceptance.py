@@ -1,18 +1,11 @@
 """python -m analysis.acceptance prompts=toy_math: how much acceptance each multi-draft rule leaves on the table.
 
-Along target text, with p and q at every position. Gives the mean acceptance of each method's rule with K candidates,
-the optimum of its sampling scheme, and the gap. (Khisti et al., arXiv:2410.18234, Table 3, for any pair.) From these
-follows which tree to draft at given costs. At temperature 0 the candidates are the draft's K likeliest tokens, whatever
-the method (MCSD, arXiv:2401.06706, section 3). Different drafts, one per candidate in turn: a pair with several drafts
-and overrides=[proposer.scheme=independent]; one draft at several temperatures: overrides=[proposer.scheme=independent,
-"proposer.temperatures=[.5,5]"]. With target_probs=[...] draft_probs=[[...],...] no model is used: the rules are enumerated
-for these distributions (`analysis.multi_draft.exact`). Files:
+Along target text, with p and q at every position: the mean acceptance of each rule with K candidates, the optimum of its
+scheme, the gap (Khisti et al., arXiv:2410.18234, Table 3, for any pair), and which tree to draft at given costs. At
+temperature 0 the candidates are the draft's K likeliest tokens (MCSD, arXiv:2401.06706, section 3). With target_probs=[...]
+draft_probs=[[...],...] no model is used: the rules are enumerated (`analysis.multi_draft.exact`). Files:
 
-    sums        one line per data set, method, prompt and K: sums over positions
-    acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
-    advice      the best tree of every method (columns: `analysis.multi_draft.tree_advice`)
-    alphabet    with `alphabet=true`: how many tokens are possible at a position (columns: `target_texts.alphabet_table`)
-    block_efficiency  per method and tree shape, from the sweeps that are named
+    sums, acceptance, alphabet, block_efficiency, advice  tables: see `analysis.multi_draft`
     acceptance.md     all of them as people read them
     figures/    acceptance-<dataset>.png: acceptance over K
 """
@@ -32,13 +25,11 @@ from tqdm.auto import tqdm
 
 from analysis.figures import plots
 from analysis.multi_draft import acceptance_table
-from analysis.multi_draft.acceptance_table import block_efficiency_table, readable_shapes
+from analysis.multi_draft.acceptance_table import TreeCost, advise, as_sentence, block_efficiency_table, readable_shapes
 from analysis.multi_draft.exact import enumerate_rules
 from analysis.multi_draft.target_texts import MethodRule, TargetText, Walk, alphabet_table
-from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show, show_page
-from analysis.tables.files import markdown, read_table, save_table
+from analysis.tables.files import markdown, read_table, save_table, show, show_page
 from analysis.tables.rows import check_comparable, labels, load_rows
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.errors import InputError
@@ -57,14 +48,16 @@ IGNORED = ("methods", "overrides", "num_drafts", "alphabet", *COSTS, *LIMITS, *S
 
 
 def run(cfg: commands.Acceptance) -> Path:
-    """Walk the texts (finished parts are kept), then write tables, advice and figures; returns the output folder."""
     if cfg.target_probs is not None or cfg.draft_probs is not None:
         return enumerate_rules(cfg)
     cost = TreeCost.of(*(getattr(cfg, name) for name in COSTS))
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
-    others = _others(cfg)
+    others = [read_table(folder, "sums") for folder in plain(cfg.join)]
+    names = [_dataset(cfg), *(str(name) for frame in others for name in frame.dataset.unique())]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"join: two runs call their texts {twice[0]!r}; name them apart (dataset=NAME)")
     methods = list(dict.fromkeys(plain(cfg.methods)))
     if not methods:
         raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
@@ -96,16 +89,6 @@ def run(cfg: commands.Acceptance) -> Path:
     return stage.finish(num_texts=own_sums.prompt.nunique(), num_positions=int(table.positions.max()), asked=digest)
 
 
-def _others(cfg: commands.Acceptance) -> list[pd.DataFrame]:
-    """The sums of the runs to be joined. Raises InputError if two data sets have the same name."""
-    others = [read_table(folder, "sums") for folder in plain(cfg.join)]
-    names = [_dataset(cfg), *(str(name) for frame in others for name in frame.dataset.unique())]
-    for name in set(names):
-        if names.count(name) > 1:
-            raise InputError(f"join: two runs call their texts {name!r}; name them apart (dataset=NAME)")
-    return others
-
-
 def _walk(cfg: commands.Acceptance) -> Walk:
     """The walk along the responses of a folder, or along prompts that the target has yet to respond to."""
     if cfg.responses is None:
@@ -127,7 +110,6 @@ def _dataset(cfg: commands.Acceptance) -> str:
 
 
 def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg: commands.Acceptance) -> None:
-    """Write, draw, log and print what came out."""
     for name, table in tables.items():
         save_table(table, folder, name)
     table, advice = tables["acceptance"], tables["advice"]

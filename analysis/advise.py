@@ -1,22 +1,15 @@
 """python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far?
 
-From two or more models and a prompts file to one sentence per batch size. The prompts are split into dev and test by their
-ids. The target answers all of them once, and every draft is recorded along the answers. The cost of forward passes is measured
-on this machine, modelled from a device's peak figures (hardware=h100), or read from a file (costs=FILE). A simulation then
-serves every policy of the grid at every batch size. Settings are chosen on dev and reported on test. A second call with
-other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
-parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods.
-
-A target alone (pair.draft=null) is advised on prompt lookup, which needs no draft model and no recording. The last line is
-then the command that makes a draft, with its estimated minutes.
-
-With responses=FILE.jsonl a serving engine's own counts speak for a draft length: see `analysis.loads.observed`.
+The prompts are split into dev and test by their ids. The target answers all of them once, and every draft is recorded along
+the answers. Forward passes are measured here, modelled (hardware=h100), or read from a file (costs=FILE). Every policy of the
+grid is then served at every batch size, chosen on dev and reported on test. A second call with other batch sizes, costs or
+policies only replays. A target alone (pair.draft=null) is advised on prompt lookup, and told how to make a draft.
+With responses=FILE.jsonl a serving engine's own counts are read: see `analysis.loads.observed`.
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over autoregressive decoding
     advice.md   the sentences and the table
     advice.png  speed-up over batch size (also pdf and svg)
     costs-N.json  the cost table of draft N; of a target alone costs-0.json
-    copies.json  the acceptance estimate of copied tokens, fitted to the dev answers
     exports/    files for transformers, vLLM, SGLang, llama.cpp and this package
 """
 
@@ -33,19 +26,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.figures.loads import speedups
+from analysis.figures.plots import speedups
 from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import next_line, write_exports
 from analysis.loads.observed import advise_from_counts
 from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
-from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import markdown, save_table
+from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
-from data_gen.depth import DEEPEST
+from data_gen.recording_by_start import DEEPEST
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
@@ -60,72 +51,50 @@ IGNORED = (*REPLAYED, "track", "resamples", "confidence", "seed")
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
 DRAFT_TOKENS = 25_000  # response tokens that a draft is made from
 DRAFT_SHARE = 7  # all of `+experiment=draft` over its responses alone, in time (SmolLM2-135M, two cores: 50 minutes)
-SHARES = {"dev": 0.5, "test": 0.5}
-FEWEST_TRAINED = 32
-SHARES_TRAINED = {"dev": 3 / 16, "test": 3 / 16, TRAINING: 1 / 2, CALIBRATION: 1 / 8}
 
 
 def run(cfg: commands.Advise) -> Path:
-    """Record, cost, simulate, advise; returns the output folder."""
     if cfg.responses is not None:
         return advise_from_counts(cfg)
     sizes = sorted(set(plain(cfg.batch_sizes)))
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    if cfg.train_heads:
-        pair.check_has_draft("train_heads=true")
-    if cfg.train_heads and cfg.heads is not None:
-        raise InputError("expected heads=[...] or train_heads=true, got both")
-    drafts = named_drafts(cfg) if cfg.train_heads else []
-    parts = split(instantiate(cfg.prompts).load(), cfg.train_heads)
+    parts = split(instantiate(cfg.prompts).load())
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
-    settings, heads = _settings(cfg), plain(cfg.heads)
-    if cfg.train_heads:
-        trained = {name: parts[name] for name in (TRAINING, CALIBRATION)}
-        heads = HeadTrainer(cfg, stage.folder, trained, settings).heads(drafts)
-        settings = with_calibrated(settings)
+    bound, heads = None if cfg.max_drafted == "auto" else cfg.max_drafted, plain(cfg.heads)
+    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
+    if sampling.temperature > 0:  # every fixed length with greedy drafts, too, for engines that draft so
+        fixed = [setting for setting in settings if setting.method == FIXED]
+        settings += [replace(each, parameters={**each.parameters, "draft_temperature": 0}) for each in fixed]
     if heads is not None and len(heads) != len(pair.drafts):
         raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
     sources, names = _drafts(cfg, pair)
     each = zip(pair.drafts, names, heads or [pair.head] * len(names), strict=True)
     singles = [replace(pair, draft=draft, drafts=(), head=head, name=name) for draft, name, head in each]
-    candidates = _recorded(cfg, stage.folder, pair, singles, parts, sampling, settings)
+    shared = [*parts["dev"], *parts["test"]], sampling, cfg.batch_size
+    candidates = _recorded(cfg, stage.folder, pair, singles, shared, len(parts["dev"]), settings)
     timed = [prompt.content for prompt in parts["dev"]]
-    deepest = max([candidate.dev.max_drafted for candidate in candidates[: len(singles)]], default=DEEPEST)
+    deepest = max([candidate.recorded.max_drafted for candidate in candidates[: len(singles)]], default=DEEPEST)
     tables = costs_of(cfg, singles or [pair], timed, sampling, sizes, stage.folder, deepest)
     for number, candidate in enumerate(candidates):
         costs, path = tables[number % len(tables)], stage.folder / f"costs-{number % len(tables)}.json"
-        candidate.dev.costs = candidate.test.costs = (costs, costs.save(path))
-    for candidate in candidates:
-        candidate.dev.record()
-        candidate.test.record()
+        candidate.recorded.costs = (costs, costs.save(path))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sources, names)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
 
 
-def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, list[Prompt]]:
-    """The prompts by part, disjoint: dev and test; and, where heads are trained, train and calibration.
-
-    By the order of a hash of their ids, so that most prompts stay on their side when others are added.
-    Raises InputError for too few prompts, or if a part has none.
-    """
-    fewest, shares = (FEWEST_TRAINED, SHARES_TRAINED) if train_heads else (FEWEST, SHARES)
-    if len(prompts) < fewest:
-        *first, last = shares
-        raise InputError(
-            f"expected at least {fewest} prompts to split into {', '.join(first)} and {last}, got {len(prompts)}"
-        )
+def split(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
+    """Dev and test: halves by the order of a hash of the ids. Raises InputError for too few prompts or ids."""
+    if len(prompts) < FEWEST:
+        raise InputError(f"expected at least {FEWEST} prompts to split into dev and test, got {len(prompts)}")
     ordered = sorted({str(prompt.id) for prompt in prompts}, key=lambda name: content_hash([name]))
-    cumulative, above = 0.0, 0
-    part_of: dict[str, str] = {}
-    for name, share in shares.items():
-        cumulative, below = cumulative + share, above
-        above = round(cumulative * len(ordered))
-        part_of |= dict.fromkeys(ordered[below:above], name)
-    parts = {name: [prompt for prompt in prompts if part_of[str(prompt.id)] == name] for name in shares}
-    if not all(parts.values()):
-        raise InputError(f"expected prompts with different ids to split into {', '.join(shares)}")
+    on_dev = set(ordered[: round(len(ordered) / 2)])
+    if not 0 < len(on_dev) < len(ordered):
+        raise InputError("expected prompts with different ids to split into dev and test")
+    parts: dict[str, list[Prompt]] = {"dev": [], "test": []}
+    for prompt in prompts:
+        parts["dev" if str(prompt.id) in on_dev else "test"].append(prompt)
     return parts
 
 
@@ -145,44 +114,30 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     })  # fmt: skip
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _settings(cfg: commands.Advise) -> list[Setting]:
-    """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
-    bound = cfg.max_drafted if cfg.max_drafted != "auto" else None
-    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
-    greedy = [
-        replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
-        for setting in settings
-        if setting.method == FIXED and cfg.sampling.temperature > 0
-    ]
-    return [*settings, *greedy]
-
-
 def _recorded(
     cfg: commands.Advise,
     folder: Path,
     pair: ModelPair,
     singles: Sequence[ModelPair],
-    parts: dict[str, list[Prompt]],
-    sampling: Sampling,
+    shared: tuple[Sequence[Prompt], Sampling, int],
+    num_dev: int,
     settings: Sequence[Setting],
 ) -> list[Candidate]:
-    """A candidate for each draft, and one for what needs none, with their settings recorded on both parts.
-
-    Prints what is left out. Raises InputError if nothing is left.
-    """
+    """A candidate per draft, and one for what needs none; prints what is left out. Raises InputError if nothing is left."""
 
     def candidate(pair: ModelPair, settings: Sequence[Setting]) -> Candidate:
-        benches = {part: Workbench(pair, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")}
-        dev = RecordedPair(benches["dev"], settings, folder, cfg.max_drafted, cfg.hidden)
-        depth = dev.max_drafted  # of both parts, whatever pays on the other
-        test = RecordedPair(benches["test"], dev.settings, folder, depth, cfg.hidden)
-        for method, reason in dev.left_out.items():
-            hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
+        recorded = RecordedPair(Workbench(pair, *shared), settings, folder, cfg.max_drafted, cfg.hidden)
+        for method, reason in recorded.left_out.items():
+            hint = "; heads=[FOLDER] names one" if reason == HEADLESS else ""
             print(f"{pair.name}: {method} left out, {reason}{hint}")
-        return Candidate(pair.name, dev, test)
+        usable = recorded.recording.usable  # of the prompts, dev first
+        dev = [number for number, row in enumerate(usable) if row < num_dev]
+        test = list(range(len(dev), len(usable)))
+        if not dev or not test:
+            raise InputError(
+                f"{pair.name}: expected responses to dev and to test prompts, got {len(dev)} and {len(test)}"
+            )
+        return Candidate(pair.name, recorded, dev, test)
 
     drafting = [setting for setting in settings if setting.method == PLAIN or not needs_no_draft(setting)]
     copying = [setting for setting in settings if needs_no_draft(setting)]
@@ -192,15 +147,11 @@ def _recorded(
         methods = dict.fromkeys(setting.method for setting in drafting if setting.method != PLAIN)
         print(f"left out, as they need a draft model: {', '.join(methods)}")
     candidates = [candidate(single, drafting) for single in singles if len(drafting) > 1]
-    if len(copying) > 1:
-        alone = candidate(replace(pair, draft=None, drafts=(), head=None, name=NO_DRAFT), copying)
-        alone.dev.estimator = alone.test.estimator = alone.dev.fit_copies(folder / "copies.json")
-        candidates.append(alone)
-    return candidates
+    alone = replace(pair, draft=None, drafts=(), head=None, name=NO_DRAFT)
+    return [*candidates, candidate(alone, copying)] if len(copying) > 1 else candidates
 
 
 def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
-    """The drafts as the config names them, and names that tell them apart."""
     sources = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
     sources = [str(name) for name in ([sources] if isinstance(sources, str) else sources)]
     if len(sources) != len(pair.drafts):
@@ -220,12 +171,13 @@ def _publish(
 ) -> None:
     """Write, draw, export, print and log the answer. Exports are of the draft that is advised for the smallest batch size."""
     save_table(table, folder, "advice")
-    assert candidates[0].dev.costs is not None
-    source, smallest, lines = candidates[0].dev.costs[0].source, int(table.batch.min()), sentences(table)
+    by_name = {candidate.draft: candidate.recorded for candidate in candidates}
+    first = candidates[0].recorded
+    assert first.costs is not None
+    source, smallest, lines = first.costs[0].source, int(table.batch.min()), sentences(table)
     cost_note = f"costs {source}" + ("" if source == "measured" else ", not measured")
     figure = speedups(table, folder / "advice.png", cost_note)
     answer = table[table.advised & (table.batch == smallest)].iloc[0]
-    by_name = {candidate.draft: candidate for candidate in candidates}
     source_of: dict[str, str | None] = {NO_DRAFT: None, **dict(zip(names, sources, strict=True))}
     exported = answer.draft
     if answer.method == PLAIN or source_of[exported] is None:  # serving engines are told of a draft, if there is one
@@ -233,9 +185,9 @@ def _publish(
         models = drafting[drafting.draft != NO_DRAFT]
         drafting = models if len(models) else drafting
         exported = drafting.draft[drafting.dev_times_plain.idxmax()]
-    dev = by_name[answer.draft].dev
-    keys = dev.overrides(by_name[answer.draft].setting_of(answer), smallest)
-    overrides = [override(name, value) for name, value in keys.items()]
+    recorded = by_name[answer.draft]
+    setting = next(s for s in recorded.settings if (s.method, s.label) == (answer.method, answer.setting))
+    overrides = [override(name, value) for name, value in recorded.overrides(setting, smallest).items()]
     greedy = best_lengths(table, exported, greedy=True) if table.greedy.any() else None
     lengths = best_lengths(table, exported, greedy=False, method=FIXED if source_of[exported] else LOOKUP)
     write_exports(folder / "exports", source_of[exported], lengths, greedy, overrides)
@@ -252,11 +204,9 @@ def _publish(
     if answer.method != PLAIN:
         print(next_line(cfg, overrides, source_of[answer.draft], smallest))
     if not sources:  # the command that makes a draft of the target, and how long it takes at its speed
-        speed, prompts = candidates[0].dev.target_speed, plain(cfg.prompts).get("path") or "FILE.jsonl"
-        minutes, line = (
-            DRAFT_SHARE * DRAFT_TOKENS / speed / 60,
-            draft_command(str(plain(cfg.pair)["target"]), str(prompts)),
-        )
+        speed, prompts = first.target_speed, plain(cfg.prompts).get("path") or "FILE.jsonl"
+        minutes = DRAFT_SHARE * DRAFT_TOKENS / speed / 60
+        line = draft_command(str(plain(cfg.pair)["target"]), str(prompts))
         work = f"{DRAFT_TOKENS:,} response tokens at {speed:.3g} tokens/s, and training on them"
         print(f"a draft of this target, in about {minutes:.0f} minutes ({work}): {line}")
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:

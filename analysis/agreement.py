@@ -1,4 +1,3 @@
-# Became part of analysis.sweep: decoded against replayed sweeps.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

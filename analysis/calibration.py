@@ -1,4 +1,3 @@
-# Became part of analysis.heads: a head with a calibration, and reliability diagrams.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
 """python -m analysis.compare prompts=toy_math: methods side by side, in speed, forward passes, memory, energy and quality.
 
-Every setting of every method decodes every group of prompts. On each group the settings take turns, in an order that rotates.
-So whatever else the machine does disturbs all of them. Only decoding is inside the timed and metered windows; the texts
-are scored afterwards. A group is written whole when all settings have decoded it: run the same line again to go on. Files:
+On each group of prompts the settings take turns, in an order that rotates. Only decoding is timed and metered; the texts are
+scored afterwards. A group is written whole when all settings have decoded it: run the same line again to go on. Files:
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
-    rows                 one line per setting and group: counts, seconds, joules
-    prompts              one line per setting and prompt: counts, and the counted quantities of every metric
-    comparison           one line per setting: its parameters, every figure with its interval over prompts (seconds and joules:
-                         over groups), speed against the baseline's, mean length of the prompts in tokens. With `dev_share`,
-                         `dev_tokens_per_second` is measured on the groups to choose on, and everything else on the others
-    comparison.md        the same for readers, how to read it, and figures
-    figures/             quality against speed, against forward passes and against energy; mean width against each
+    rows, prompts        one line per setting and group, and per setting and prompt
+    comparison           one line per setting: parameters, figures with intervals, speed against the baseline's. With
+                         `dev_share`, `dev_tokens_per_second` is measured on the groups to choose on, the rest on the others
+    comparison.md, figures/  the same for readers
 """
 
 from __future__ import annotations
@@ -32,8 +28,7 @@ from tqdm.auto import tqdm
 from analysis import quality
 from analysis.tables import method_table
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show, show_page
-from analysis.tables.files import save_table
+from analysis.tables.files import save_table, show, show_page
 from analysis.tables.grid import YARDSTICKS, Setting, expand
 from analysis.tables.rows import labels
 from analysis.tables.workbench import Workbench
@@ -49,15 +44,20 @@ IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confi
 
 
 def run(cfg: commands.Compare) -> Path:
-    """Decode, judge, compare; returns the output folder."""
-    settings = _settings(cfg)
+    settings = expand(plain(cfg.grid))
+    if bound := next((setting.method for setting in settings if setting.method in YARDSTICKS), None):
+        raise InputError(f"grid.{bound}: expected methods that decode; leave it out with ~grid.{bound}")
     config = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
     digest = asked("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
     finished = finished_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None and finished.manifest.get("asked") == digest:
         show_page(finished.folder / "comparison.md")
         return finished.folder
-    metrics = _metrics(cfg)
+    metrics = quality.build(plain(cfg.metrics))
+    if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
+        raise InputError(
+            f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
+        )
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
     for setting in settings:
         bench.prepare(setting)
@@ -87,7 +87,11 @@ def run(cfg: commands.Compare) -> Path:
     figures = method_table.draw(table, metrics, stage.folder / "figures", title)
     results = method_table.readable(table, metrics, cfg.cost_ratio)
     judged = {name: metric.provenance for name, metric in metrics.items() if metric.provenance}
-    judge_notes = [*(f"{name}: {note}." for name, note in judged.items()), method_table.unscored_note(unscored)]
+    judge_notes = [f"{name}: {note}." for name, note in judged.items()]
+    for name, reasons in unscored.items():
+        pairs = ((setting, *entry) for setting, counted in reasons.items() for entry in counted.items())
+        each = "; ".join(f"{setting} {count} ({reason})" for setting, reason, count in pairs)
+        judge_notes.append(f"{name}: texts without a score, left out of it: {each}.")
     notes = " ".join(filter(None, [_energy_note(loaded), *judge_notes]))
     write_text(stage.folder / "comparison.md", method_table.as_markdown(title, results, figures, notes, cfg.cost_ratio))
     first = ("method", "setting", method_table.LABELS["tokens_per_second"], method_table.LABELS["speedup"])
@@ -95,24 +99,6 @@ def run(cfg: commands.Compare) -> Path:
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
     counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
     return stage.finish(**counted, asked=digest, judged=judged, unscored=unscored)
-
-
-def _settings(cfg: commands.Compare) -> list[Setting]:
-    """The grid's settings. Raises InputError for one that decodes nothing."""
-    settings = expand(plain(cfg.grid))
-    if bound := next((setting.method for setting in settings if setting.method in YARDSTICKS), None):
-        raise InputError(f"grid.{bound}: expected methods that decode; leave it out with ~grid.{bound}")
-    return settings
-
-
-def _metrics(cfg: commands.Compare) -> dict[str, quality.Metric]:
-    """The metrics by name. Raises InputError for one that needs several texts of a prompt."""
-    metrics = quality.build(plain(cfg.metrics))
-    if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
-        raise InputError(
-            f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
-        )
-    return metrics
 
 
 def _table(
@@ -144,7 +130,6 @@ def _log(
     title: str,
     parameters: Mapping[str, Any],
 ) -> None:
-    """The table, the figures and the best method, on W&B."""
     names = labels(cfg)
     tags = [names["dataset"], names["split"]]
     with wandb_run("compare", plain(cfg), folder, tags=tags, track=cfg.track, name=title) as wandb:
@@ -163,7 +148,6 @@ def _decode(
     meter: EnergyMeter,
     cfg: commands.Compare,
 ) -> None:
-    """Decode and write the parts that are missing."""
     missing = [number for number, part in enumerate(parts) if not part.exists()]
     if not missing:
         return

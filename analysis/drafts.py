@@ -1,4 +1,3 @@
-# Became part of analysis.heads: drafts of one target, side by side.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-# Became part of analysis.acceptance: what rules accept for given distributions.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

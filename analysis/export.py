@@ -1,4 +1,3 @@
-# Became part of toolkit.decode: the formats of other tools.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

@@ -1,22 +1,15 @@
 """python -m analysis.frontier dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2: what adaptive stopping is worth.
 
-Without `test`, the prompts of the sweeps are split: one half to choose on, the other half to report on. Per data set,
-each method's setting is chosen on the dev rows by throughput: N / (c * draft calls + target calls), summed over
-prompts. It is reported on the test rows with intervals over prompts. It is compared with the baseline (the
-best fixed K) by paired ratios. Sweeps also hold two references, the clairvoyant oracle and the true-probability upper
-bound: for these, the share of the way that is covered is given. Where all sweeps were replayed on traces, the
-baseline's best setting of every prompt, chosen with hindsight, stands beside them. Files:
+Per data set, each method's setting is chosen on the dev rows (without `test`, on one half of the prompts) by throughput:
+N / (c * draft calls + target calls), summed over prompts. It is reported on the test rows, beside the best fixed K, the oracle
+and the upper bound, with paired intervals over prompts. Files:
 
     frontier    one line per data set and method: the chosen setting, throughput, gain, shares, rates, counts
     results     the same as people read it, with intervals in brackets
     settings    one line per setting of the test sweeps: rates, whether it was chosen, whether it is undominated
-    costs       throughput over cost ratios, settings chosen again at each
-    costs_table the same at a few ratios (`table_costs`), one line per method
-    standing    at these ratios: throughput, gain and shares of every method with intervals, and a note where a method
-                loses to autoregressive decoding or to the baseline beyond its interval
-    standing.md standing as people read it, one table per ratio, data sets side by side
-    frontier.md results and figures
-    figures/    pareto-<dataset>.png and costs-<dataset>.png, drawn from these tables only
+    costs       throughput over cost ratios, settings chosen again at each; costs_table: at `table_costs`
+    standing    at these ratios: throughput, gain and shares with intervals, and a note where a method loses
+    frontier.md, standing.md, figures/
 """
 
 from __future__ import annotations
@@ -36,13 +29,21 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import definitions_markdown, definitions_text, show
-from analysis.tables.files import markdown, read_table, save_table
-from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
+from analysis.tables.files import DEFINITIONS, definitions_text, markdown, read_table, save_table, show
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
-from analysis.tables.standing import SHARES, frontier_scalars, interval_text, notes
+from analysis.tables.standing import (
+    SHARES,
+    Cost,
+    compare,
+    cost_ratios,
+    costs_table,
+    frontier_scalars,
+    interval_text,
+    notes,
+    over_costs,
+)  # fmt: skip
 from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
@@ -54,7 +55,6 @@ NAMES = {"upper_bound": "upper bound", "oracle": "oracle"}
 
 
 def run(cfg: commands.Frontier) -> Path:
-    """Choose on dev, report on test; returns the output folder."""
     dev, test, folders = read_sides(cfg)
     test_folders = _folders(cfg.test or cfg.dev)
     inputs = [folder / "rows.parquet" for folder in folders]
@@ -73,7 +73,10 @@ def run(cfg: commands.Frontier) -> Path:
     by_cost = costs_table(read_table(stage.folder, "costs"), plain(cfg.table_costs))
     save_table(by_cost, stage.folder, "costs_table")
     write_text(stage.folder / "frontier.md", as_markdown(frontier, by_cost, figures))
-    write_text(stage.folder / "standing.md", standing_markdown(read_table(stage.folder, "standing")))
+    parts = ["# Standing", "Tokens per target-forward time; in brackets intervals over prompts."]
+    for ratio, table in read_table(stage.folder, "standing").groupby("cost_ratio"):
+        parts += [f"## c = {ratio:g}", markdown(side_by_side(table))]
+    write_text(stage.folder / "standing.md", "\n\n".join(parts) + "\n")
     if fresh:
         _log(stage.folder, figures, cfg)
         manifest = test_folders[0] / MANIFEST
@@ -89,10 +92,7 @@ def run(cfg: commands.Frontier) -> Path:
 
 
 def read_sides(cfg: commands.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
-    """Dev rows, test rows and the folders they lie in; without `cfg.test`, two halves of the dev sweeps' prompts.
-
-    Raises InputError if the sweeps are not comparable.
-    """
+    """Dev rows, test rows and their folders; without `cfg.test` two halves. Raises InputError if sweeps do not compare."""
     dev_folders, test_folders = _folders(cfg.dev), _folders(cfg.test or [])
     check_comparable([*dev_folders, *test_folders])
     rows = as_one_part(load_rows(dev_folders, "dev"))
@@ -102,7 +102,6 @@ def read_sides(cfg: commands.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list
 
 
 def draw(folder: Path) -> dict[str, list[Path]]:
-    """The figures of each data set of a frontier folder, from its saved tables."""
     frontier, settings, costs = (read_table(folder, name) for name in TABLES)
     figures = {}
     for dataset, table in frontier.groupby("dataset", sort=False):
@@ -117,7 +116,6 @@ def draw(folder: Path) -> dict[str, list[Path]]:
 
 
 def readable(frontier: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it: intervals beside their estimates, ratios in percent."""
     lines = [row for _, row in frontier.iterrows()]
     baseline = plots.label(frontier.baseline.iloc[0])
     results = pd.DataFrame({
@@ -141,7 +139,6 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str, list[Path]]) -> str:
-    """All data sets' tables and figures, and what the numbers mean."""
     parts = ["# Frontier"]
     for dataset, table in frontier.groupby("dataset", sort=False):
         parts += [f"## {dataset}", _headline(table), markdown(readable(table))]
@@ -149,15 +146,8 @@ def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str
         lines["method"] = [plots.label(method) for method in lines.method]
         parts += ["Tokens per target-forward time by cost ratio, settings chosen again at each:", markdown(lines)]
         parts += [f"![{path.stem}](figures/{path.name})" for path in figures[str(dataset)]]
-    return "\n\n".join([*parts, "## Definitions", definitions_markdown()]) + "\n"
-
-
-def standing_markdown(standings: pd.DataFrame) -> str:
-    """The tables of all cost ratios."""
-    parts = ["# Standing", "Tokens per target-forward time; in brackets intervals over prompts."]
-    for ratio, table in standings.groupby("cost_ratio"):
-        parts += [f"## c = {ratio:g}", markdown(side_by_side(table))]
-    return "\n\n".join(parts) + "\n"
+    definitions = "\n".join(f"- **{term}**: {meaning}." for term, meaning in DEFINITIONS.items())
+    return "\n\n".join([*parts, "## Definitions", definitions]) + "\n"
 
 
 def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
@@ -184,7 +174,6 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
 def _study(
     dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: commands.Frontier, hindsight: bool
 ) -> list[pd.DataFrame]:
-    """The tables of one data set: TABLES, and the standing at each of `table_costs`."""
     cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds, cfg.node_cost)
     test = comparable(test, f"{dataset}, test")
     dev = comparable(unseen(dev, test, dataset), f"{dataset}, dev")

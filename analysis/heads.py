@@ -1,18 +1,13 @@
 """python -m analysis.heads traces=FOLDER heads=[A,B,C]: what every head predicts, and what decoding with it is worth.
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 3: heads over depth and w_rej, their binary KL, the best throughput and its
-threshold. This command takes any heads, acceptance and pre-read ones, and replays them on one recording. Thresholds are chosen
-on texts that no number is reported on. AUROC and calibration stand beside the KL, and intervals are over texts. Deviation:
-the paper's best threshold is the best on the reported prompts.
-
-With fit={NAME: TRACES} a head is calibrated and its reliability is shown (`analysis.replay.calibrated_heads`). With
-drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} drafts are compared instead of heads (`analysis.replay.drafts`). With
-copies=RESPONSES the acceptance of copied tokens is fitted, which takes no model (`analysis.replay.copies`).
+threshold. Any heads are replayed on one recording. Deviation: thresholds are chosen on texts that no number is reported on.
+fit={NAME: TRACES} calibrates a head, drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONSES fits
+the acceptance of copied tokens (`analysis.replay`).
 
     heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
-    results     the same as people read it
+    results, heads.md  the same as people read it
     thresholds  one line per head and threshold, and per fixed K
-    heads.md    results and the figure
     pareto.png  discard rate over verification rate, one curve per head
 """
 
@@ -42,9 +37,9 @@ from analysis.replay.policies import sweep_levels
 from analysis.replay.recorded_heads import threshold_policy
 from analysis.replay.tally import Replayed
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import markdown, read_table, save_table
+from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
+from analysis.tables.standing import interval_text
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
@@ -72,7 +67,6 @@ class Texts:
 
 
 def run(cfg: commands.Heads) -> Path:
-    """Score and replay every head, or calibrate one, compare drafts, or fit copies; returns the output folder."""
     if cfg.drafts is not None or cfg.responses is not None:
         return compare_drafts(cfg)
     if cfg.fit is not None:
@@ -131,11 +125,11 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, Any] = {name: list(table[name]) for name in ("head", "kind", "depth", "w_rej", "mixing")}
     columns["training KL"] = list(table.train_kl)
     columns["validation KL"] = list(table.validation_kl)
-    columns["binary KL"] = [_bracketed(row, "binary_kl", forms["binary_kl"]) for row in lines]
+    columns["binary KL"] = [interval_text(row, "binary_kl", forms["binary_kl"]) for row in lines]
     columns |= {"KL corrected": list(table.binary_kl_corrected), "ECE corrected": list(table.ece_corrected)}
     columns |= {"AUROC": list(table.auroc), "setting": list(table.setting)}
     for name in SHOWN:
-        columns[name.replace("_", " ")] = [_bracketed(row, name, forms.get(name, "{:.3f}")) for row in lines]
+        columns[name.replace("_", " ")] = [interval_text(row, name, forms.get(name, "{:.3f}")) for row in lines]
     frame = pd.DataFrame(columns).rename(columns={"gain": f"over {FIXED}"})
     return frame.drop(columns=[name for name in frame if frame[name].isna().all()])
 
@@ -194,7 +188,6 @@ def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) 
 
 
 def _fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[Array, pd.DataFrame]:
-    """The counts on the test texts of the K that is best on dev, and the curve over K."""
     here, there = (upper_bound.fixed(part.trace) for part in (dev, test))
     lengths = [k for k in here if k and k in there]
     on_dev = np.array([float(throughput(dev.counts(here[k]).sum(0), cost_ratio)) for k in lengths])
@@ -225,14 +218,6 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
     chosen = np.zeros(trace.num_texts, dtype=bool)
     chosen[np.random.default_rng(seed).permutation(trace.num_texts)[:size]] = True
     return Texts(trace, chosen), Texts(trace, ~chosen)
-
-
-def _bracketed(row: Any, name: str, form: str) -> str:
-    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate."""
-    if pd.isna(row[name]):
-        return ""
-    estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
-    return estimate if low == high else f"{estimate} [{low}, {high}]"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-# Became part of analysis.advise: a serving engine's own counts.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

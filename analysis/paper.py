@@ -18,10 +18,9 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 from pathlib import Path
 
 from analysis.papers import page
-from analysis.papers.figure import draw
+from analysis.papers.page import draw
 from analysis.papers.table import PaperTable, Runs, as_frame, cells_of
-from analysis.tables.console import show
-from analysis.tables.files import save_table
+from analysis.tables.files import save_table, show
 from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
@@ -32,7 +31,6 @@ PAGE, FIGURE = "page.md", "figure.png"
 
 
 def run(cfg: commands.Paper) -> Path:
-    """Look up, draw, write; returns the output folder."""
     table = PaperTable.of(plain(cfg.table))
     runs = Runs(plain(cfg.runs) or {})
     if not runs.folders:

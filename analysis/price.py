@@ -1,4 +1,3 @@
-# Became part of analysis.timing: what a draft forward may cost at every cost ratio.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

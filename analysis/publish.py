@@ -1,4 +1,3 @@
-# Became part of analysis.report: a W&B report of the page.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

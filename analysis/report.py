@@ -1,16 +1,11 @@
 """python -m analysis.report inputs=[FOLDER,...]: what output folders found, on one page.
 
-    report.html  one self-contained page that needs no network. It has the result in one sentence, charts with counts under the
-                 pointer, texts token by token, every table, settings and provenance. It comes in light and dark, for screens
-                 of any width and for print
-    report.md    tables and figures for readers without a browser, the figures beside it
-    report.json  the report's specification: what it shows and where that comes from
+    report.html  one self-contained page: the result in one sentence, charts, texts token by token, tables, provenance
+    report.md    tables and figures for readers without a browser
+    report.json  what the page shows and where that comes from
 
-publish=true makes a W&B report of the specification, too (`analysis.reporting.wandb_report`); upload the runs first
-(python -m toolkit.sync folder=outputs). With dry_run=true nothing is sent: wandb_report.json holds what would be.
-
-Folders of different pairs or sampling settings are kept apart, each group with its own headline and charts. What a folder
-lacks is shown as missing. The templates are in `analysis/templates/`.
+publish=true makes a W&B report of it, too (`analysis.reporting.page`). Folders of different pairs or sampling settings
+are kept apart. What a folder lacks is shown as missing.
 """
 
 from __future__ import annotations
@@ -26,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.reporting.folders import Folder, FolderGroup, grouped, read_folder
-from analysis.reporting.page import render, report_spec, scripts
-from analysis.reporting.panels import headline, panels
-from analysis.reporting.tables import figure_files, figure_views, table_files, table_view
+from analysis.reporting.page import publish, render, report_spec, scripts
+from analysis.reporting.panels import figure_files, figure_views, headline, panels, table_files, table_view
 from analysis.reporting.tokens import KINDS, LEVELS, token_views
-from analysis.reporting.wandb_report import publish
-from analysis.tables.console import DEFINITIONS
+from analysis.tables.files import DEFINITIONS
 from toolkit.config import commands, flatten, plain
 from toolkit.files.atomic import write_json, write_text
 from toolkit.runs.stage import MANIFEST, command, open_stage, provenance
@@ -44,7 +37,6 @@ FIGURE_BYTES = 2_000_000  # of all figures within it
 
 
 def run(cfg: commands.Report) -> Path:
-    """Write report.html, report.md and report.json; returns the output folder."""
     inputs = plain(cfg.inputs)
     paths = [Path(folder) for folder in (inputs if isinstance(inputs, list) else [inputs])]
     folders = [read_folder(path) for path in paths]
@@ -85,7 +77,6 @@ def _parts(groups: Sequence[FolderGroup], report: Path, max_cells: int) -> list[
 
 
 def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: int) -> dict[str, Any]:
-    """What the templates show of one folder."""
     manifest = folder.manifest
     facts = {name: manifest.get(name, {}) for name in ("config", "inputs", "versions", "machine", "python")}
     return {
@@ -100,7 +91,6 @@ def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: 
 
 
 def _files(folder: Path) -> list[Path]:
-    """What the report's content depends on."""
     more = [folder / name for name in EXTRA_FILES if (folder / name).exists()]
     return [folder / MANIFEST, *table_files(folder), *figure_files(folder), *more]
 

@@ -1,9 +1,7 @@
 """python -m analysis.serving hardware=h100 users=[1,4,16] slots=16: what speculation does to a served queue, by load.
 
-Continuous batching, simulated on recorded texts (`analysis.loads.simulator`): up to `slots` requests side by side, a
-new one for every one that ends, prompt reading included. A load is a fixed number of users, each waiting for its
-answer, or a rate of requests at random times. Costs are measured on this machine, modelled from a device's peak
-figures, or read from a file. Files:
+Continuous batching, simulated on recorded texts (`analysis.loads.simulator`). A load is a number of users, each waiting for
+its answer, or a rate of requests at random times. Files:
 
     serving      one line per load and setting: tokens/s, seconds per output token and to the answer (median, 95 %), batch
     serving.png  tokens per second over autoregressive decoding's, best setting of every method (also pdf and svg)
@@ -23,12 +21,11 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from analysis.figures.loads import over_plain
+from analysis.figures.plots import over_plain
 from analysis.loads.costs import costs_of
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load
-from analysis.tables.console import show
-from analysis.tables.files import save_table
+from analysis.tables.files import save_table, show
 from analysis.tables.grid import PLAIN, expand
 from analysis.tables.workbench import Workbench
 from toolkit.config import commands, instantiate, plain
@@ -42,7 +39,6 @@ SHOWN = ["load", "method", "setting", "tokens_per_second", "times_plain", "token
 
 
 def run(cfg: commands.Serving) -> Path:
-    """Record, cost, serve; returns the output folder."""
     loads = [Load(cfg.slots, users=users, drops=cfg.drops) for users in plain(cfg.users)]
     loads += [Load(cfg.slots, rate=rate, drops=cfg.drops) for rate in plain(cfg.rates)]
     if not loads:
@@ -62,8 +58,7 @@ def run(cfg: commands.Serving) -> Path:
     contents = [prompt.content for prompt in prompts]
     (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder, recorded.max_drafted)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
-    recorded.record()
-    requests = [number % recorded.num_texts for number in range(cfg.requests)]
+    requests = [number % len(recorded.texts) for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")
     title = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")

@@ -1,4 +1,3 @@
-# Became part of analysis.frontier: its tables at several cost ratios.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

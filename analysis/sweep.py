@@ -1,15 +1,10 @@
 """python -m analysis.sweep prompts=toy_math prompts.split=dev: score a grid of methods on one prompt set.
 
-Every setting (one method with one setting) is written whole as settings/<hash>.parquet. The hash covers everything its
-rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only
-autoregressive decoding is run: its responses are recorded once, and every chain method with token-level rejection is
-replayed on the recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid
-does not name the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work
-(`toolkit.runs.sharding`) make every world_size-th setting. The first of them decodes autoregressively and records, the
-last one joins. The table rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
-
-Does replay count what decoding counts? source=live replayed=[SWEEP,...] compares the decoded settings with those of
-replayed sweeps, over the prompts of both: agreement.parquet, one line per setting.
+Every setting is written whole as settings/<hash of all its rows depend on>.parquet, and not made again: a larger grid goes on
+where a smaller one ended. Autoregressive responses are recorded once, and every chain method with token-level rejection is
+replayed on them, exactly in distribution. The others, and with source=live all of them, are decoded. Processes share the
+settings (`toolkit.runs.sharding`). rows.parquet holds those of the last grid (columns: `analysis.tables.rows`).
+source=live replayed=[SWEEP,...] compares decoded with replayed settings: agreement.parquet, one line per setting.
 """
 
 from __future__ import annotations
@@ -30,44 +25,86 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analysis.figures import plots
-from analysis.figures.pareto import few_settings
-from analysis.tables.agreement import agreement_of
+from analysis.figures.plots import few_settings
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import read_parquet, read_table, save_table, write_parquet
+from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
-from analysis.tables.positions import acceptance_positions, bound_notes, length_table
 from analysis.tables.replayed_settings import Recording
-from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, source_shares
+from analysis.tables.rows import (
+    COUNTS,
+    LENGTHS,
+    SETTING,
+    acceptance_positions,
+    bound_notes,
+    check_comparable,
+    counts_of,
+    join_settings,
+    labels,
+    length_table,
+    load_rows,
+    source_shares,
+)  # fmt: skip
 from analysis.tables.selection import settings_table
-from analysis.tables.standing import sweep_scalars
+from analysis.tables.standing import gain_over, sweep_scalars
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.facts import reads_states
-from toolkit.errors import InputError, unknown_name
+from toolkit.errors import InputError
 from toolkit.files.atomic import write_json
 from toolkit.files.text import first_line
 from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
-from toolkit.runs.stage import asked, check_some_done, command, finished_stage, open_stage
+from toolkit.runs.stage import MANIFEST, asked, check_some_done, command, finished_stage, open_stage, read_manifest
 from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
-SOURCES = ("live", "traces")
 GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden", "replayed")
 IGNORED = (*GRID, *RANKS)
 RECORDING = ".lock-recording"  # of the one process that decodes autoregressively and records
 SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
+SAME = [*SETTING, "prompt", "prompt_hash"]
+
+
+def agreement_of(live: Path, replayed: Sequence[Path], cost_ratio: float) -> pd.DataFrame:
+    """The agreement of a decoded sweep with replayed ones. Raises InputError if these were decoded, too."""
+    tables = load_rows(replayed, "replayed"), load_rows([live], "live")
+    check_comparable([*replayed, live])
+    for folder in replayed:
+        source = read_manifest(folder)["config"].get("source") if (folder / MANIFEST).exists() else None
+        if source not in (None, "traces"):
+            raise InputError(
+                f"replayed: expected sweeps with source=traces, {folder} was made with source={source}: both sides would "
+                "be the same computation"
+            )
+    return agreement(*tables, cost_ratio, Bootstrap())
+
+
+def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per setting of both; `difference`: decoded over replayed throughput, less 1. Raises InputError without any."""
+    both = replayed.merge(live, on=SAME, suffixes=("_replayed", "_live"))
+    both = both[both.error_replayed.isna() & both.error_live.isna()]
+    if both.empty:
+        raise InputError(
+            "replayed and live have no setting and prompt in common: same grid values, same prompts are needed"
+        )
+    lines = []
+    for setting, part in both.groupby(SETTING, sort=False):
+        sides = [part[[f"{name}_{side}" for name in COUNTS]].to_numpy(dtype=float) for side in ("replayed", "live")]
+        replayed_total, live_total = (counts_of(dict(zip(COUNTS, side.sum(0).tolist(), strict=True))) for side in sides)
+        throughputs = [metrics.throughput(total, cost_ratio) for total in (replayed_total, live_total)]
+        gain = gain_over(sides[1], sides[0], cost_ratio, bootstrap)
+        lines.append({
+            **dict(zip(SETTING, setting, strict=True)), "prompts": len(part),
+            "replayed": throughputs[0], "live": throughputs[1],
+            "difference": gain["gain"], "low": gain["gain_low"], "high": gain["gain_high"],
+            "discard_replayed": metrics.discard_rate(replayed_total), "discard_live": metrics.discard_rate(live_total),
+            "verification_replayed": metrics.verification_rate(replayed_total),
+            "verification_live": metrics.verification_rate(live_total),
+        })  # fmt: skip
+    return pd.DataFrame(lines)
 
 
 def run(cfg: commands.Sweep) -> Path:
-    """Decode every setting that is not there yet, then join all of them; returns the output folder.
-
-    Raises InputError before any work for settings that cannot be built. Raises it at the end, with all other settings
-    safe, for settings that failed on the way.
-    """
-    if cfg.source not in SOURCES:
-        raise unknown_name("source", str(cfg.source), SOURCES)
     if cfg.replayed and cfg.source != "live":
         raise InputError("replayed: expected source=live with it, the sweep that is compared with replayed ones")
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
@@ -105,10 +142,7 @@ def run(cfg: commands.Sweep) -> Path:
 
 
 def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
-    """The settings, without those that the pair or the sampling does not allow, which one line each names.
-
-    Methods that need a head are left out of a grid where there is none; a grid of nothing else is refused.
-    """
+    """The settings that pair and sampling allow. A grid of nothing but methods without their head is refused later."""
     headless = sorted({setting.method for setting in settings if bench.lacks_head(setting)})
     possible = [setting for setting in settings if setting.method not in headless]
     if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in possible):
@@ -124,10 +158,7 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
 def _work(
     settings: Sequence[Setting], paths: dict[str, Path], bench: Workbench, cfg: commands.Sweep
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    """Rows of every setting of this process's share, read from its file or made; and why some could not be had.
-
-    Autoregressive decoding belongs to every share: the first process decodes and records, the others wait and read that.
-    """
+    """Rows of this process's share of the settings, and why some are missing. The first process decodes autoregressively."""
     done: dict[str, pd.DataFrame] = {}
     failures: dict[str, str] = {}
     mine = {setting.name for setting in share(settings, cfg)}
@@ -156,7 +187,8 @@ def _work(
                     rows = _decoded(setting, path, bench, cfg, progress)
             except Exception as error:  # whatever it is, the other settings are worth having
                 failures[setting.name] = first_line(f"{type(error).__name__}: {error}")
-                progress.fail(setting, failures[setting.name])
+                progress.write(f"{setting.name} failed: {failures[setting.name]}", file=sys.stderr)
+                progress.update()
             else:
                 done[setting.name] = rows
                 progress.end(setting, rows)
@@ -167,7 +199,6 @@ def _work(
 
 
 def _replayed(settings: Sequence[Setting], bench: Workbench, cfg: commands.Sweep) -> list[Setting]:
-    """Settings that are scored on the recording."""
     replayable = [
         setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)
     ]
@@ -181,7 +212,6 @@ def _recording(
     bench: Workbench,
     cfg: commands.Sweep,
 ) -> Recording:
-    """The recording of the autoregressive responses, for all settings that are replayed."""
     replayed = _replayed(settings, bench, cfg)
     return Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden)
 
@@ -316,34 +346,21 @@ def _read_rows(path: Path) -> pd.DataFrame | None:
     return rows if path.stem == "summary" or set(LENGTHS) <= set(rows.columns) else None
 
 
-class _Progress:
-    """A bar over settings: which one, how far it is, and the best so far."""
-
+class _Progress(tqdm):
     def __init__(self, num_settings: int, num_prompts: int, cost_ratio: float):
-        self.bar = tqdm(total=num_settings, desc="sweep", unit="setting")
-        self.num_prompts, self.cost_ratio = num_prompts, cost_ratio
-        self.current, self.prompts_done, self.tokens, self.begun = "", 0, 0, perf_counter()
-        self.best, self.best_name = 0.0, ""
+        super().__init__(total=num_settings, desc="sweep", unit="setting")
+        self.num_prompts, self.cost_ratio, self.best, self.best_name = num_prompts, cost_ratio, 0.0, ""
         self.every = 0.2 if sys.stderr.isatty() else 10.0  # seconds between redrawings within a setting
         self.shown = 0.0
 
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.bar.close()
-
     def begin(self, setting: Setting) -> None:
-        """Show that a setting starts."""
         self.current, self.prompts_done, self.tokens, self.begun = setting.name, 0, 0, perf_counter()
         self._show()
 
     def prompt_done(self, _: Any) -> None:
-        """Count one more finished prompt of the setting."""
         self.prompts_done += 1
 
     def round_done(self, num_tokens: int) -> None:
-        """Count the tokens of one more round of the setting."""
         self.tokens += num_tokens
         if perf_counter() - self.shown > self.every:
             self._show()
@@ -354,19 +371,14 @@ class _Progress:
         if setting.method not in YARDSTICKS and throughput > self.best:
             self.best, self.best_name = throughput, setting.name
         self._show()
-        self.bar.update()
-
-    def fail(self, setting: Setting, reason: str) -> None:
-        """Print why a setting failed."""
-        self.bar.write(f"{setting.name} failed: {reason}", file=sys.stderr)
-        self.bar.update()
+        self.update()
 
     def _show(self) -> None:
         self.shown = perf_counter()
         best = f", best so far {self.best_name} ({self.best:.2f} at c={self.cost_ratio:g})" if self.best_name else ""
         speed = self.tokens / max(perf_counter() - self.begun, 1e-3)
         now = f"{self.prompts_done}/{self.num_prompts}, {self.tokens:,} tokens, {speed:,.1f}/s" if self.tokens else ""
-        self.bar.set_postfix_str(f"{self.current} {now}{best}")
+        self.set_postfix_str(f"{self.current} {now}{best}")
 
 
 if __name__ == "__main__":

@@ -3,23 +3,14 @@
 Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft passes + t_target * target
 passes. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
 adds the cost of width and context (`toolkit.costs.forward`), per round. The decoding loop's own work counts for the target.
-One prompt at a time, settings interleaved, the first prompts for warming up left out. On a GPU the device is waited for
-before and after every response.
+With an acceptance head SpecDec++ is timed, too: what its responses take beyond fixed K's passes is what its head costs. With
+batch_sizes=[1,4,16] forward passes are timed under load (`analysis.loads.costs`). With traces=FOLDER head=FOLDER the price of
+the rate rule is solved instead (`analysis.replay.price`).
 
-With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forward passes are those of fixed K,
-whose regression gives the seconds for equally many passes. What its responses take beyond them is what its head costs
-(`beyond`, per draft pass, with an interval over responses).
-
-With batch_sizes=[1,4,16], forward passes are timed under load, too, and the cost table that `analysis.advise`,
-`analysis.serving` and `method=batch_rate` take is written (`analysis.loads.costs`).
-
-With traces=FOLDER head=FOLDER nothing is timed: the price that the rate rule should use at each cost ratio is solved on the
-recording (`analysis.replay.price`).
-
-    costs.json  the table;  loads, its entries: seconds by model, batch size, tokens per row
     timing      per way of decoding: seconds per forward pass, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain
+    costs.json, loads  the cost table under load and its entries
 """
 
 from __future__ import annotations
@@ -43,8 +34,7 @@ from analysis.figures import plots
 from analysis.loads.costs import measured_costs
 from analysis.replay.price import solve_prices
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import read_table, save_table
+from analysis.tables.files import read_table, save_table, show
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.costs.forward import fit_rounds, least_squares
 from toolkit.decoding import decode
@@ -61,7 +51,6 @@ ALONE = {"target alone": "target", "draft alone": "draft"}
 
 
 def run(cfg: commands.Timing) -> Path:
-    """Decode, time and regress, or solve prices on a recording; returns the output folder."""
     if cfg.traces is not None:
         return solve_prices(cfg)
     if not cfg.num_drafted:
@@ -154,7 +143,6 @@ def _decode(
 
 
 def _wait(pair: ModelPair) -> None:
-    """Wait until a GPU has finished what was launched."""
     if pair.device.type == "cuda":
         torch.cuda.synchronize(pair.device)
 
@@ -169,7 +157,6 @@ def _headed(part: pd.DataFrame, fixed: np.ndarray) -> dict[str, Any]:
 
 
 def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataFrame:
-    """Table 2 of the paper, and the cost of width and context."""
     lines = []
     times = {}
     for name, which in ALONE.items():

@@ -27,7 +27,6 @@ def freeze(folder: Path = FOLDER, counts: dict[str, int] = COUNTS, seed: int = 0
 
 
 def load_frozen(domain: str, split: str, folder: Path = FOLDER) -> list[Example]:
-    """The frozen examples of one domain's dev or test split."""
     if domain not in DOMAINS or split not in COUNTS:
         raise KeyError(f"no frozen prompts {domain}-{split}; there are {', '.join(DOMAINS)} with {', '.join(COUNTS)}")
     lines = lines_of((folder / f"{domain}-{split}.jsonl").read_text(encoding="utf-8"))

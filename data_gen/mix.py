@@ -13,8 +13,8 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("mix")
 
 import hashlib
-import sys
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
-from data_gen.mixing import MixedExample, mix_batch
 from data_gen.texts import TargetResponses, fingerprints, num_tokens, read_responses, sampling_facts, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import read_json, write_atomic, write_folder, write_json
 from toolkit.files.text import first_line
+from toolkit.models.pair import ModelPair
+from toolkit.models.teacher import distributions_along, picked
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import Stage, command, open_stage
-from toolkit.sampling import Sampling
+from toolkit.sampling import Sampling, draw, row_generator
 
 SUMMARY, PARTS = "summary.json", "parts"
 PART_ROWS = 256
@@ -48,10 +50,52 @@ FEATURES = datasets.Features({
     "labels": datasets.List(datasets.Value("float32")),  # P(accepted) of the drafted token there; 0 in the prompt
     "mask": datasets.List(datasets.Value("bool")),  # whether the token there is the drafted one
 })  # fmt: skip
+# Added to the seed: with the very stream that drew the response, Y would repeat X instead of being a fresh draw.
+STREAM = 0x6D6978
+
+
+@dataclass(frozen=True)
+class MixedExample:
+    """One training example.
+
+    prompt_ids   as the models read it
+    mixed [N]    Z
+    labels [N]   P_i, the probability that the target accepts Y_i; also where Z_i is X_i
+    drafted [N]  bool: the acceptance draw chose Y_i, so that Z_i is a drafted token and its label counts
+    """
+
+    row: int
+    prompt_ids: list[int]
+    mixed: Tensor
+    labels: Tensor
+    drafted: Tensor
+
+
+def mix_batch(
+    pair: ModelPair, rows: Sequence[Mapping[str, Any]], sampling: Sampling, mixing_ratio: float, seed: int
+) -> list[MixedExample]:
+    """Mix rows {"row", "prompt_ids", "token_ids"} in two forwards; row r draws from a generator seeded with (seed, r)."""
+    texts = [(row["prompt_ids"], row["token_ids"]) for row in rows]
+    distributions = distributions_along(pair, texts, sampling)
+    return [_mixed(row, p, q, mixing_ratio, seed) for row, (p, q) in zip(rows, distributions, strict=True)]
+
+
+def _mixed(row: Mapping[str, Any], p: Tensor, q: Tensor, mixing_ratio: float, seed: int) -> MixedExample:
+    """One response, from the distributions p and q [N, V] along it."""
+    response = torch.tensor(row["token_ids"], device=p.device)
+    uniforms = torch.rand(2, len(response), generator=row_generator(seed + STREAM, row["row"])).to(p.device)
+    drafted = draw(q, uniforms[0])
+    from_draft = uniforms[1] >= mixing_ratio
+    return MixedExample(
+        row=row["row"],
+        prompt_ids=list(row["prompt_ids"]),
+        mixed=torch.where(from_draft, drafted, response).cpu(),
+        labels=(picked(p, drafted) / picked(q, drafted)).clamp(max=1).cpu(),
+        drafted=from_draft.cpu(),
+    )
 
 
 def run(cfg: commands.Mix) -> Path:
-    """Mix `cfg.responses`; returns the output folder."""
     part = part_of(cfg)
     named = [plain(cfg.responses), plain(cfg.validation) or []]  # those to train on, then those to validate on
     responses = read_responses([path for names in named for path in ([names] if isinstance(names, str) else names)])
@@ -73,10 +117,7 @@ def run(cfg: commands.Mix) -> Path:
 
 
 def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:
-    """Training and validation examples: a share of the prompts drawn at random, at least one, with all their responses.
-
-    prompts  which prompt each example answers
-    """
+    """Training and validation examples: a random share of the prompts with all their responses. Raises InputError for one."""
     distinct = list(dict.fromkeys(prompts))
     if len(distinct) < 2:
         raise InputError(f"expected responses to at least 2 prompts, to train and to validate on, got {len(distinct)}")
@@ -123,7 +164,6 @@ def check_masks(summary: Mapping[str, Any]) -> None:
 def _join(
     stage: Stage, pair: Any, responses: TargetResponses, cfg: commands.Mix, paths: Sequence[Path], facts: dict[str, Any]
 ) -> None:
-    """All parts as one dataset, split and summed up; the parts are deleted."""
     table = pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
     prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
     if cfg.validation is None:
@@ -140,7 +180,9 @@ def _join(
     stage.remove(PARTS)
     stage.finish(**summary, **facts)
     _print_summary(summary)
-    show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
+    print(LEGEND)
+    for row in data["train"].select(range(min(PREVIEW_ROWS, len(data["train"])))):
+        print(f"  {as_text(pair.tokenizer, row)}")
 
 
 def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder: Path) -> list[Path]:
@@ -200,7 +242,6 @@ def _as_table(rows: Sequence[MixedExample]) -> pa.Table:
 
 
 def _columns(table: pa.Table) -> dict[str, np.ndarray]:
-    """Every column as one flat array."""
     flat = {}
     for name in FEATURES:
         column = table[name].combine_chunks()
@@ -219,43 +260,14 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     print(f"  mean label {summary['mean_label']:.4f} there, {summary['mean_label_all']:.4f} everywhere")
 
 
-def show(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print examples of the data set: in colours on a terminal, with plain marks elsewhere."""
-    if not sys.stdout.isatty():
-        print(LEGEND)
-        for row in rows:
-            print(f"  {as_text(tokenizer, row)}")
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    console.print("prompt, [cyan]target's[/cyan] tokens, draft's from [red]rejected[/red] to [green]accepted[/green]")
-    for row in rows:
-        line = Text()
-        for word, kind, label in _words(tokenizer, row):
-            draft = f"rgb({round(220 * (1 - label))},{round(170 * label)},60)"  # red for 0 to green for 1
-            line.append(word, {"prompt": "dim", "target": "cyan", "draft": draft}[kind])
-        console.print(line)
-
-
 def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
-    """One example with plain marks."""
-    words = _words(tokenizer, row)
-    prompt = "".join(word for word, kind, _ in words if kind == "prompt")
-    rest = (f"[{word}|{label:.2f}]" if kind == "draft" else word for word, kind, label in words if kind != "prompt")
-    return f"{prompt} | {''.join(rest)}"
-
-
-def _words(tokenizer: Any, row: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    """Text, origin (prompt, target or draft) and label of every token."""
-    words = []
-    columns = zip(row["input_ids"], row["mask"], row["labels"], strict=True)
-    for position, (token, from_draft, label) in enumerate(columns):
-        text = f" {token}" if tokenizer is None else tokenizer.decode([token]).replace("\n", "⏎")
-        kind = "prompt" if position < row["prompt_length"] else "draft" if from_draft else "target"
-        words.append((text, kind, label))
-    return words
+    texts = [f" {token}" if tokenizer is None else tokenizer.decode([token]) for token in row["input_ids"]]
+    marked = [
+        f"[{text}|{label:.2f}]" if from_draft else text
+        for text, from_draft, label in zip(texts, row["mask"], row["labels"], strict=True)
+    ]
+    length = row["prompt_length"]
+    return f"{''.join(texts[:length])} | {''.join(marked[length:])}".replace("\n", "⏎")
 
 
 if __name__ == "__main__":

@@ -196,8 +196,6 @@ class HubPrompts(PromptSource):
             )
         return prompts
 
-    # -- which rows -----------------------------------------------------------------------------------------------
-
     def _rows(self) -> tuple[Any, list[int]]:
         """The rows of the data set's split, and the indices of those that are wanted, in order."""
         split, start, stop = parse_split(self.splits[self.split])
@@ -235,7 +233,6 @@ class HubPrompts(PromptSource):
             ) from error
 
     def _joined(self) -> dict[str, Any]:
-        """Key -> object of the joined file."""
         if not self.join:
             return {}
         file, key = self.join.get("file"), self.join["key"]
@@ -248,10 +245,7 @@ class HubPrompts(PromptSource):
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise InputError(f"expected a JSON list of objects with {key!r} in {file}: {error!r}") from None
 
-    # -- from row to prompt ---------------------------------------------------------------------------------------
-
     def _prompt(self, index: int, row: Row, joined: Mapping[str, Any]) -> Prompt | None:
-        """The prompt of one row; None if there is nothing to ask: it is null, or empty."""
         extra = {key: _field(row, key) for key in self.extra}
         if self.join:
             key, value = self.join["key"], _field(row, str(self.join["key"]))

@@ -1,12 +1,9 @@
 """Record traces: make the acceptance draws of speculative sampling for given texts, and let the draft roll on after
 rejections.
 
-Each model makes one teacher-forced pass. Then the draft makes one forward per depth of the roll-outs. All roll-outs of a text
-are branches of one tree in the draft's cache, so that they share the text. With `upper_bound` the target reads the branches,
-too. Long texts with large vocabularies are read a part at a time, so that no more than LOGITS numbers of logits are held.
-
-A repetition penalty changes p and q of a position by the tokens before it: those of the text, and in a roll-out its own.
-A draft does not know of stop strings: where the last token of a text was accepted, there is a roll-out after it, too.
+Each model makes one teacher-forced pass, then the draft one forward per depth of the roll-outs, which are branches of one tree
+in its cache. With `upper_bound` the target reads the branches, too. A repetition penalty changes p and q of a position by the
+tokens before it. Where the last token of a text was accepted, there is a roll-out after it, too.
 
 Shapes: B texts of a batch, N tokens of a text, n of a part of it, V vocabulary, M max_drafted, R roll-outs under way.
 """
@@ -71,10 +68,7 @@ class Recorder:
 
     @torch.inference_mode()
     def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
-        """The trace of a batch of texts (prompt ids, produced ids); `rows` seed the acceptance draws.
-
-        Raises InputError if a text could not have come from the target with this sampling.
-        """
+        """The trace of texts (prompt ids, produced ids); `rows` seed the draws. Raises InputError for another's texts."""
         batch = [
             RecordedText(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)
         ]
@@ -154,8 +148,6 @@ class Recorder:
     def _stops(self, text: RecordedText, produced: Sequence[int]) -> bool:
         return self.pair.stop_position(self.sampling.stop, produced, text.prompt) is not None
 
-    # -- on path --------------------------------------------------------------------------------------------------
-
     def _on_path(self, batch: list[RecordedText], target: Session, draft: Session) -> list[dict[str, Tensor]]:
         """Columns of every text's N positions, from one pass of each model; each `RecordedText` is told what was accepted."""
         parts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
@@ -209,7 +201,6 @@ class Recorder:
         return session.extend(tokens, counts=counts, parents=chain if nodes else None, last=end - first)
 
     def width(self, num_rows: int) -> int:
-        """Positions of every row whose logits are held at a time."""
         return max(1, LOGITS // (num_rows * self.pair.vocab_size))
 
     def check_possible(self, text: RecordedText, first: int, logits: Tensor, p: Tensor, seen: Tensor | None) -> None:
@@ -227,10 +218,7 @@ class Recorder:
                 )
 
     def _at_the_edge(self, logits: Tensor, token: int) -> bool:
-        """Whether rounding alone may have cut the token off: at a tie, or at the edge of top-k, top-p or min-p.
-
-        logits [V] after the repetition penalty.
-        """
+        """Whether rounding alone may have cut a token off, by logits [V]: at a tie, or at the edge of top-k, top-p or min-p."""
         share = ROUNDED.get(getattr(self.pair.target, "dtype", logits.dtype), ROUNDED_OTHERS)
         margin = share * float(logits[torch.isfinite(logits)].abs().max())
         lifted = logits.clone()
@@ -239,13 +227,8 @@ class Recorder:
         wider = replace(self.sampling, top_p=top_p, min_p=min_p, repetition_penalty=1.0)
         return bool(warp(lifted.unsqueeze(0), wider)[0, token] > 0)
 
-    # -- after rejections -----------------------------------------------------------------------------------------
-
     def _roll(self, batch: list[RecordedText], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
-        """For every text a list of facts, an entry or more per depth; `_Roll.steps` says which belong to each roll-out.
-
-        The sessions have read the texts; their caches grow by the roll-outs of all rejections.
-        """
+        """For every text a list of facts, one or more per depth; `_Roll.steps` says which belong to each roll-out."""
         facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
         ends = set(self.pair.ends(self.sampling))
         live: list[list[_Roll]] = []
@@ -319,10 +302,7 @@ class Recorder:
         parents = torch.tensor([[roll.parent for roll in rolls] for rolls in padded], device=device)
         return session.extend(tokens, counts=[0] * len(live), parents=parents, last=width)
 
-    # -- what is kept ---------------------------------------------------------------------------------------------
-
     def facts_of(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]:
-        """Columns of a Trace for some steps."""
         assert step.tokens is not None
         facts = {
             "tokens": step.tokens.int(),
@@ -397,10 +377,7 @@ class Recorder:
 
 @dataclass
 class _Roll:
-    """A roll-out under way: after which position of the text, its newest token and that token's parent node.
-
-    seen [V]  tokens of the text and the roll-out before the newest one, for the repetition penalty
-    """
+    """A roll-out under way. seen [V]: tokens before the newest one, for the repetition penalty."""
 
     position: int
     token: int
@@ -411,8 +388,6 @@ class _Roll:
 
 
 class RecordedText:
-    """A text with its acceptance draws."""
-
     def __init__(self, row: int, prompt: Sequence[int], produced: Sequence[int], uniforms: Tensor):
         self.row, self.prompt, self.produced, self.uniforms = row, list(prompt), list(produced), uniforms
         self.accepted: Any = None
@@ -422,10 +397,7 @@ class RecordedText:
 
 
 def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Acceptance probability [n], whether accepted [n], and the drafted tokens [n], given the text's tokens [n, 1].
-
-    Accepted with min(1, q/p) of the text's token; else the drafted token is one from norm((q - p)+).
-    """
+    """Acceptance probability, min(1, q/p) of the text's tokens [n, 1]; whether accepted; the drafted tokens."""
     p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
     # Probability 0 comes from rounding (`check_possible`); the draft may still have the token.
     chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)

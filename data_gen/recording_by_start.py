@@ -1,14 +1,11 @@
 """Record traces of a draft that reads the target's states (EAGLE-3): one chain of drafted tokens from every start.
 
-Such a draft says something else about a position in every round: at depth 1 it has read the target's states up to there, at
-depth k > 1 its own of k - 1 steps. So q and the acceptance draws are made per start s and depth k. A chain follows the text
-as long as its tokens are accepted. Then it goes on with the draft's own tokens, as a roll-out does. Given the text X of the
-target, the joint distribution of a round from s factorises over k as in `data_gen.recording`, with q_{s,k} for q:
+Such a draft says something else about a position in every round: so q and the acceptance draws are made per start s and depth
+k. A chain follows the text X as long as its tokens are accepted, then the draft's own tokens. With q_{s,k} for q:
 
     accepted_{s,k} ~ Bernoulli(min(1, q_{s,k}(X_{s+k-1}) / p(X_{s+k-1}))); else the drafted token ~ norm((q_{s,k} - p)+)
 
-Rounds of one text do not overlap, so replay stays exact. All starts of a text are drafted side by side, as the unrolling of
-`toolkit.distillation.unrolled` does. Time and memory are those of N M steps, whatever is accepted.
+Rounds of one text do not overlap, so replay stays exact. All starts of a text are drafted side by side.
 
 Shapes: N tokens of a text, T of its prompt and itself, M max_drafted, V vocabulary, n starts that still draft, W width of the
 target's states, D of the draft's.
@@ -29,12 +26,16 @@ from toolkit.engine.engine import engine_of
 from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
-from toolkit.models.teacher import seen_before
-from toolkit.sampling import draw, row_generator, warp
+from toolkit.models.teacher import Text, readings_along, seen_before
+from toolkit.sampling import Sampling, draw, row_generator, warp
 from toolkit.trace import Trace, join
+from toolkit.trace.rounds import Geometry
 from toolkit.types import DraftStep
 
 PER_START = ("accepted", "chance", "text_prob")
+PAYS = 0.02  # share of rounds whose k-th token is accepted, below which no policy needs it
+DEEPEST = 20  # of any recording whose depth is measured
+TEXTS, TOKENS = 4, 128  # that are looked at, and the most tokens of each
 
 
 class StartRecorder(Recorder):
@@ -42,10 +43,7 @@ class StartRecorder(Recorder):
 
     @torch.inference_mode()
     def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
-        """The trace of some texts (prompt ids, produced ids), one after another; `rows` seed the acceptance draws.
-
-        Raises InputError if a text could not have come from the target with this sampling, or a head reads earlier positions.
-        """
+        """As `Recorder.record`, a text after another. Raises InputError for heads that read earlier positions, too."""
         for name, head in self.heads.items():
             if getattr(head, "num_earlier", 0):
                 raise InputError(
@@ -117,7 +115,6 @@ class _Chains:
         self.cache, self.states = AllSteps(), states.to(self.draft.device, self.draft.dtype)
 
     def trace(self) -> Trace:
-        """The text's recording."""
         recorder, size = self.recorder, len(self.starts)
         columns: list[tuple[Tensor, dict[str, Tensor]]] = []
         if self.target is not None:
@@ -136,10 +133,7 @@ class _Chains:
         return self._assembled(columns)
 
     def _first(self) -> Tensor:
-        """Read all of the text beside the target's states; returns final states [N, D] at every start.
-
-        A text's first token has no state before it, and no other token sees it (`toolkit.engine.state_reader`).
-        """
+        """Read all of the text beside the target's states; returns final states [N, D] at every start."""
         tokens = torch.tensor([[*self.text.prompt, *self.text.produced][:-1]], device=self.draft.device)
         before = torch.nn.functional.pad(self.draft.projected(self.states[:, :-1]), (0, 0, 1, 0))
         position = torch.arange(tokens.shape[1], device=tokens.device)
@@ -239,3 +233,35 @@ class _Chains:
             **of_starts,
             **steps,  # type: ignore[arg-type]
         )
+
+
+def depth_that_pays(
+    pair: ModelPair, texts: Sequence[Text], sampling: Sampling, draft_temperatures: Sequence[float | None] = (None,)
+) -> int:
+    """The depth for these texts, at the draft temperature that needs the deepest one; from 1 to DEEPEST."""
+    if reads_states(pair.draft):
+        depths = []
+        for temperature in draft_temperatures:
+            recorder = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature)
+            trace = recorder.record(texts[:TEXTS], range(len(texts[:TEXTS])))
+            assert trace.run is not None
+            run, left = trace.run, Geometry.of(trace).left
+            shares = [float((run[left >= depth] >= depth).double().mean()) for depth in range(1, DEEPEST)]
+            depths.append(next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), DEEPEST))
+        return max(depths)
+    alphas: dict[float | None, list[Tensor]] = {temperature: [] for temperature in draft_temperatures}
+    for prompt, produced in texts[:TEXTS]:
+        for reading in readings_along(pair, [(prompt, produced[:TOKENS])], sampling):
+            for temperature, values in alphas.items():
+                q = reading.draft_probs(temperature)
+                values.append(torch.minimum(reading.target_probs, q).sum(-1).double().cpu())
+    return max(map(depth_of, alphas.values()))
+
+
+def depth_of(alphas: Sequence[Tensor]) -> int:
+    """The first depth that is accepted in less than PAYS of the rounds, from alpha [N] of every text."""
+    for depth in range(1, DEEPEST):
+        products = [text.unfold(0, depth, 1).prod(-1) for text in alphas if len(text) >= depth]
+        if not products or float(torch.cat(products).mean()) < PAYS:
+            return depth
+    return DEEPEST

@@ -1,14 +1,10 @@
 """python -m data_gen.responses: what the target answers to every prompt.
 
-Output: shards `shard-00000.jsonl`, `shard-00001.jsonl`, ... of `shard_size` prompts each, and the manifest. A shard is
-written whole. Its header line says which job it belongs to. Then come one line per prompt and a footer with the hash of
-all lines before it. Rows have their own random numbers, seeded by (sampling.seed, row). So a response depends neither
-on the batch nor on where an interruption fell. Rows that have ended are kept as they come. Run the command again, and it goes
-on with the rows that are missing.
+Output: shards of `shard_size` prompts (`data_gen.shards`), and the manifest. A response depends on (sampling.seed, row) alone.
+Rows that have ended are kept as they come: run the command again, and it goes on with the rows that are missing.
 
 With `endpoints=[URL,...]` the target is asked over HTTP, where vLLM, SGLang or their like serve it (`data_gen.remote`). The
-output is the same, and no weights are loaded here. Rows are kept as they come. The seeds are the engine's own then, so
-another run gives other responses. The addresses do not name the folder, and may differ from run to run.
+seeds are the engine's own then. The addresses do not name the folder, and may differ from run to run.
 
 Accounting: done + failed + skipped = input. Failed rows hold an error, skipped ones were left out on purpose.
 """
@@ -54,7 +50,7 @@ from toolkit.runs.stage import (
     open_stage,
     prompt_files,
     read_manifest,
-)
+)  # fmt: skip
 from toolkit.runs.token_bar import TokenBar
 from toolkit.types import Generation
 
@@ -62,7 +58,6 @@ IGNORED = (*RANKS, "endpoints", "served")
 
 
 def run(cfg: commands.Responses) -> Path:
-    """Sample a response of the target to every prompt; returns the output folder."""
     part = part_of(cfg)
     settings = identity(plain(cfg))
     finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
@@ -108,11 +103,7 @@ def _finished_before(stage: Stage) -> Path:
 
 
 def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iterator[dict[str, Any]]:
-    """Rows of a finished responses folder, in the order of the prompts.
-
-    Each: id, row, status, prompt_ids, token_ids (end of text included), finish_reason, text, answer, error. Raises
-    InputError if the folder is not finished, or a shard is missing, cut short, altered or of another job.
-    """
+    """Rows of a finished responses folder, in the prompts' order (`data_gen.shards.row_of`). Raises InputError for others."""
     folder = Path(folder)
     if not (folder / MANIFEST).exists():
         raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")
@@ -125,9 +116,6 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
         for row in read_shard(folder / shard_name(number), manifest["job"]):
             if row["status"] in statuses:
                 yield row
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
 
 
 def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: TokenBar) -> list[dict[str, Any]]:
@@ -165,7 +153,6 @@ def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: 
 
 
 def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, facts: dict[str, Any]) -> None:
-    """Count every row of every shard and close the manifest."""
     rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
     if [row["row"] for row in rows] != list(range(len(prompts))):
         raise InputError(f"{stage.folder}: expected rows 0 to {len(prompts) - 1} once each, got {len(rows)} rows")

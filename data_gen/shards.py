@@ -23,7 +23,6 @@ Kept = dict[int, dict[str, Any]]  # row number -> {"row": ..., "how": ...}
 
 
 def shard_name(number: int) -> str:
-    """File name of a shard."""
     return f"shard-{number:05d}.jsonl"
 
 
@@ -59,13 +58,9 @@ def row_of(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, 
 def write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]], **facts: Any) -> None:
     """Write a shard whole; its header holds `facts`, too."""
     header = {"job": job, "shard": number, "rows": len(rows), **facts}
-    lines = [_line_of(value) for value in (header, *rows)]
+    texts = (json.dumps(value, ensure_ascii=False) for value in (header, *rows))
+    lines = [text.encode("utf-8", "backslashreplace").decode() + "\n" for text in texts]  # lone surrogates as escapes
     write_text(folder / shard_name(number), "".join([*lines, json.dumps({"sha256": _digest_of(lines)}) + "\n"]))
-
-
-def _line_of(value: Any) -> str:
-    """JSON on one line; a lone surrogate stays its escape, for there is no UTF-8 of it."""
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def _digest_of(lines: list[str]) -> str:

@@ -44,10 +44,7 @@ _ENVIRONMENT.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": lamb
 
 
 def render(template: str, row: Row) -> str:
-    """The template filled in with one row.
-
-    Raises NullValueError where it would write a null, InputError for a field that the row lacks and for a bad template.
-    """
+    """The template filled in. Raises NullValueError where it would write a null, InputError for bad ones and missing fields."""
     try:
         filled = _with_nulls(row)
         return _compile(template).render({**filled, "row": filled})
@@ -58,7 +55,6 @@ def render(template: str, row: Row) -> str:
 
 
 def _with_nulls(value: Any) -> Any:
-    """A value of a row with marked nulls, at any depth."""
     if isinstance(value, Mapping):
         return {key: _with_nulls(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -81,12 +77,9 @@ class Conversation:
 
 
 def conversation(turns: Any) -> Conversation:
-    """What a field of turns asks: nothing if it is null or empty.
+    """What a field of turns asks: a user's first text, or everything before the assistant's last reply; nothing if it is null.
 
     Raises NullValueError for a null in it, InputError for what is no list of turns.
-
-    Texts are a user's turns: the first is asked, because the later ones need a model's replies. Otherwise each turn is
-    a role and a text ({"role", "content"} or {"from", "value"}), and what is asked for is the assistant's last reply.
     """
     if not isinstance(turns, list | tuple | None):
         raise InputError(f"expected a list of turns, got {shown(turns)}")
@@ -124,7 +117,6 @@ def _text(content: Any) -> str:
 
 
 def check_chat(chat: str) -> None:
-    """Refuse an unknown way of writing conversations."""
     if chat not in CHATS:
         raise unknown_name("chat format", chat, CHATS)
 

@@ -19,12 +19,7 @@ from toolkit.sampling import Sampling
 
 @dataclass(frozen=True)
 class TargetResponses:
-    """The rows, and how their tokens were drawn.
-
-    rows                each with row, prompt_ids, token_ids (end of text included)
-    target              its weights; None if the file does not say which target made them
-    inputs              files the rows were read from
-    """
+    """Rows (row, prompt_ids, token_ids), their sampling, the target's weights if known, and the files they were read from."""
 
     rows: list[dict[str, Any]]
     sampling: Sampling
@@ -33,10 +28,7 @@ class TargetResponses:
 
 
 def read_texts(source: Any, sampling: Sampling | None) -> TargetResponses:
-    """`read_responses` of folders, or `read_jsonl` of one .jsonl file; `sampling` as the config gives it, or None.
-
-    Raises InputError if a folder's manifest says another sampling than `sampling`, or a file comes without one.
-    """
+    """Texts of folders, or of one .jsonl file. Raises InputError for another sampling, or a file without one."""
     if isinstance(source, str | Path) and str(source).endswith(".jsonl"):
         if sampling is None:
             raise InputError(
@@ -57,10 +49,7 @@ def read_texts(source: Any, sampling: Sampling | None) -> TargetResponses:
 
 
 def read_jsonl(path: Path, sampling: Sampling) -> TargetResponses:
-    """One text per line: {"prompt_ids": [...], "token_ids": [...]}, and "text", if it shall be compared with the tokens.
-
-    Raises InputError naming the line that is not.
-    """
+    """One text per line: {"prompt_ids": [...], "token_ids": [...]}, maybe "text". Raises InputError for another line."""
     if not path.is_file():
         raise InputError(f"expected texts at {path}, found none")
     rows = []
@@ -83,12 +72,7 @@ def read_jsonl(path: Path, sampling: Sampling) -> TargetResponses:
 
 
 def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool = False) -> TargetResponses:
-    """The rows of one finished responses folder, or of several made with the same target and warping.
-
-    same_ends  they must end alike, too: by the same length limit and stop strings
-
-    Raises InputError if a response is empty, or if the folders do not go together.
-    """
+    """The rows of responses folders of one target and warping. same_ends: and of one limit. Raises InputError otherwise."""
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     rows: list[dict[str, Any]] = []
     samplings, targets, first_row = [], [], 0
@@ -131,10 +115,7 @@ def within_context(pair: ModelPair, responses: TargetResponses) -> TargetRespons
 
 
 def fingerprints(pair: Any, responses: TargetResponses) -> dict[str, Any]:
-    """The models' identities (`toolkit.models.fingerprint.Weights.facts`).
-
-    Raises InputError if the target or the tokenizer is not the one that made the responses.
-    """
+    """The models' identities. Raises InputError if target or tokenizer is not the one that made the responses."""
     pair.check_has_draft("this command")
     target = Weights.of(pair.target)
     reason = None if responses.target is None else responses.target.other_than(target)
@@ -154,10 +135,8 @@ def fingerprints(pair: Any, responses: TargetResponses) -> dict[str, Any]:
 
 
 def num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens of these responses."""
     return sum(len(row["token_ids"]) for row in rows)
 
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:
-    """The sampling as a manifest holds it."""
     return {**asdict(sampling), "stop": list(sampling.stop), "end_ids": list(sampling.end_ids)}

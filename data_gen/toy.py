@@ -23,43 +23,39 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.domains import DOMAINS, get
 from data_gen.held_out import load_frozen
-from data_gen.toy_pair.batches import BatchStream, Document, encode
-from data_gen.toy_pair.evaluation import evaluate
-from data_gen.toy_pair.export import export_model, versions, write_card
-from data_gen.toy_pair.tokenizer import train_tokenizer
-from data_gen.toy_pair.training import ToyData, ToyModule
+from data_gen.toy_pair.export import evaluate, export_model, train_tokenizer, versions, write_card
+from data_gen.toy_pair.training import BatchStream, Document, ToyData, ToyModule, encode
 from toolkit.config import commands, plain
-from toolkit.runs.stage import Stage, command, open_stage
+from toolkit.runs.stage import command, open_stage
 from toolkit.training.checkpoints import AtomicCheckpointIO
 
 IGNORED = ("threads", "checkpoint_every", "log_every")
 
 
 def run(cfg: commands.Toy) -> Path:
-    """Train, export and measure the pair; returns the output folder."""
     stage = open_stage("toy", cfg, ignore=IGNORED)
     if stage.finished:
         return stage.folder
     before = torch.get_num_threads()
     torch.set_num_threads(cfg.threads)
     try:
-        return _trained(cfg, stage)
+        corpus = {domain: get(domain).examples("train", cfg.examples, cfg.seed) for domain in DOMAINS}
+        learned = [
+            example for domain, count in plain(cfg.tokenizer_examples).items() for example in corpus[domain][:count]
+        ]
+        texts = [text for example in learned for text in (example.prompt, example.response)]
+        tokenizer = train_tokenizer(texts, cfg.vocab_size, cfg.max_positions)
+        pools = {domain: encode(tokenizer, examples, cfg.max_length) for domain, examples in corpus.items()}
+        modules = {
+            name: train(cfg, name, tokenizer, pools, stage.folder / "checkpoints") for name in ("target", "draft")
+        }
+        for name, module in modules.items():
+            export_model(module.model, tokenizer, stage.folder / name)
+        card = describe(cfg, modules, pools, stage.folder)
+        write_card(card, stage.folder)
+        return stage.finish(domains=card["domains"])
     finally:
         torch.set_num_threads(before)
-
-
-def _trained(cfg: commands.Toy, stage: Stage) -> Path:
-    corpus = {domain: get(domain).examples("train", cfg.examples, cfg.seed) for domain in DOMAINS}
-    learned = [example for domain, count in plain(cfg.tokenizer_examples).items() for example in corpus[domain][:count]]
-    texts = [text for example in learned for text in (example.prompt, example.response)]
-    tokenizer = train_tokenizer(texts, cfg.vocab_size, cfg.max_positions)
-    pools = {domain: encode(tokenizer, examples, cfg.max_length) for domain, examples in corpus.items()}
-    modules = {name: train(cfg, name, tokenizer, pools, stage.folder / "checkpoints") for name in ("target", "draft")}
-    for name, module in modules.items():
-        export_model(module.model, tokenizer, stage.folder / name)
-    card = describe(cfg, modules, pools, stage.folder)
-    write_card(card, stage.folder)
-    return stage.finish(domains=card["domains"])
 
 
 def train(

@@ -1,10 +1,8 @@
 """python -m data_gen.traces responses=FOLDER: record traces, from which every stopping policy can be replayed.
 
-Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
-acceptance draws) and the manifest. Files are written whole; run the command again after an interruption and it goes on
-with the first that is missing. Processes that share the work (`toolkit.runs.sharding`) write every world_size-th file.
-`toolkit.trace.folders` reads them again. If a finished recording beside it differs in its heads alone and holds states
-(hidden=true), the heads are scored on those, and no model runs.
+Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ...: the same texts with new acceptance draws). Run
+the command again after an interruption and it goes on. If a finished recording beside it differs in its heads alone and holds
+states (hidden=true), the heads are scored on those, and no model runs.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("traces")
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -23,26 +21,51 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from data_gen.depth import depth_that_pays
-from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
-from data_gen.recording_by_start import recorder_of
+from data_gen.recording_by_start import depth_that_pays, recorder_of
 from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts, within_context
 from toolkit.acceptance.folder import head_hash, recorded_scorers
+from toolkit.acceptance.from_states import recorded_logits
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.hidden_states import layers_of
+from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import Stage, command, finished_stage, open_stage
+from toolkit.runs.stage import MANIFEST, Stage, command, finished_stage, open_stage, read_manifest
 from toolkit.sampling import Sampling
 from toolkit.trace.folders import SUMMARY, file_name, read_file
 
 IGNORED = ("dry_run", *RANKS)
 PROBE = 4  # texts a dry run records
+FREE = ("heads", "hidden")  # keys in which the two recordings may differ
+
+
+def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> tuple[Path, str] | None:
+    """Folder and job of the finished recording beside a stage's folder whose states suffice; None if there is none.
+
+    facts: the stage's; states: the draft's number format. If one lacks the states alone, a line says so.
+    """
+    mine, stateless = {key: value for key, value in stage.identity.items() if key not in FREE}, False
+    for path in sorted(stage.folder.parent.glob(f"*/{MANIFEST}")):
+        try:
+            manifest = read_manifest(path.parent)
+        except InputError:  # another program's, or damaged: of no use here
+            continue
+        if path.parent == stage.folder or manifest.get("stage") != stage.name or manifest.get("status") != "finished":
+            continue
+        theirs = {key: value for key, value in manifest["config"].items() if key not in FREE}
+        same_inputs = sorted(manifest.get("inputs", {}).values()) == sorted(stage.inputs.values())
+        if not same_inputs or theirs != mine or any(manifest.get(k) != v for k, v in facts.items() if k != "heads"):
+            continue
+        if manifest["config"].get("hidden") and manifest.get("states") == states:
+            return path.parent, manifest["job"]
+        stateless = True
+    if stateless:
+        print("traces: the same texts were recorded without states; with hidden=true, further heads need no recording")
+    return None
 
 
 def run(cfg: commands.Traces) -> Path:
-    """Record traces of `cfg.responses`; returns the output folder."""
     part = part_of(cfg)
     sampling = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_texts(plain(cfg.responses), None if sampling is None else Sampling(**sampling))
@@ -83,7 +106,7 @@ def run(cfg: commands.Traces) -> Path:
         work = [(recorder, shard) for recorder in recorders for shard in shards]
         _record_missing(share(paths, cfg), share(work, cfg), cfg.batch_size, job)
     else:
-        print(f"traces: only the heads are scored, on the states in {earlier.folder}")
+        print(f"traces: only the heads are scored, on the states in {earlier[0]}")
         _score_missing(share(paths, cfg), recorders[0], earlier, job)
     if all_there(stage, paths, cfg):
         with joining(stage) as last:
@@ -91,9 +114,6 @@ def run(cfg: commands.Traces) -> Path:
                 contents = {"num_texts": len(rows), "replicates": cfg.replicates, "num_shards": len(shards)}
                 _finish(stage, paths, job, facts, {**contents, "states": states if cfg.hidden else None})
     return stage.folder
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
 
 
 def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], contents: dict[str, Any]) -> None:
@@ -112,7 +132,6 @@ def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any]
 def _record_missing(
     paths: Sequence[Path], work: Sequence[tuple[Recorder, list[dict[str, Any]]]], batch_size: int, job: str
 ) -> None:
-    """Files that are not there yet, each a recorder's of some rows."""
     total, announced = sum(num_tokens(rows) for _, rows in work), False
     if missing := [rows for path, (_, rows) in zip(paths, work, strict=True) if not path.exists()]:
         tokens = sum(map(num_tokens, missing))
@@ -132,23 +151,23 @@ def _record_missing(
             replace(trace, about={"job": job}).save(path)
 
 
-def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: Kept, job: str) -> None:
-    """Files that are not there yet, from the states of a finished recording."""
+def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: tuple[Path, str], job: str) -> None:
+    folder, earlier_job = earlier
     for path in tqdm(paths, desc="traces", unit="file"):
         if path.exists():
             read_file(path, job)
             continue
-        trace = earlier.with_heads(path.name, recorder.heads, recorder.pair.device, recorder.hidden)
+        trace = read_file(folder / path.name, earlier_job)
+        logits = {name: recorded_logits(trace, head, recorder.pair.device) for name, head in recorder.heads.items()}
+        trace = replace(trace, estimates=logits, hidden=trace.hidden if recorder.hidden else None)
         replace(trace, about={"job": job}).save(path)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
-    """Texts, and their rows."""
     return [(row["prompt_ids"], row["token_ids"]) for row in rows], [row["row"] for row in rows]
 
 
 def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -> None:
-    """Record a few texts, and say what all of them would take."""
     probe = rows[:PROBE]
     started = perf_counter()
     trace = recorder.record_all(*_columns(probe))

@@ -41,8 +41,6 @@ SHORT = {UPPER_BOUND: "upper bound", ORACLE: "oracle"}  # where room is scarce a
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn."""
-
     color: str
     marker: str
 
@@ -64,7 +62,6 @@ def label(method: str) -> str:
 
 
 def short(method: str) -> str:
-    """The shortest name of a method."""
     return SHORT.get(method, label(method))
 
 

@@ -1,15 +1,13 @@
 """Which setting to take at which batch size: chosen on one half of the prompts, reported on the other, with intervals.
 
-The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts
-is advised if the interval of its speed-up over autoregressive decoding lies above 1 there. Otherwise autoregressive decoding is
-advised. The best fixed length and the best setting of every method are chosen in the same way. All reported figures come from
-the test prompts. Speed-ups are ratios of totals, with intervals over prompts and the same resampled prompts for both sides.
+The setting that is fastest on the dev prompts is advised if the interval of its speed-up over autoregressive decoding lies
+above 1 there; otherwise not to draft. All reported figures come from the test prompts. Speed-ups are ratios of totals.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,20 +28,12 @@ Key = tuple[str, bool]  # method, greedy drafts
 
 @dataclass(frozen=True)
 class Candidate:
-    """One draft: its name, and what was recorded with it on both halves of the prompts."""
+    """One draft, recorded on all prompts; dev, test: numbers of the texts to choose on and to report."""
 
     draft: str
-    dev: RecordedPair
-    test: RecordedPair
-
-    def setting_of(self, line: pd.Series) -> Setting:
-        """The setting that a line of `choose` stands for."""
-        parameters = json.loads(line.parameters)
-        return next(
-            setting
-            for setting in self.dev.settings
-            if setting.method == line.method and dict(setting.parameters) == parameters
-        )
+    recorded: RecordedPair
+    dev: Sequence[int]
+    test: Sequence[int]
 
 
 def choose(
@@ -51,41 +41,29 @@ def choose(
 ) -> pd.DataFrame:
     """One line per batch size, draft and method: its best setting on dev, and its figures on test.
 
-    Columns: batch, draft, method, setting, tokens_per_second, speedup, speedup_low, speedup_high, latency, latency_95,
-    token_seconds, drafted_per_round, advised; and
-
-    greedy           whether the draft proposes its likeliest tokens while the target samples
-    parameters       the overrides, as JSON
-    dev_times_plain  tokens per second over autoregressive decoding's, on dev
-    dev_speedup_low  where the interval on dev begins
+    greedy           whether the draft proposes its top tokens while the target samples
+    dev_times_plain, dev_speedup_low  tokens per second over autoregressive decoding's on dev, and where its interval begins
     loses            whether the speed-up's interval lies below 1
     """
     tables: list[pd.DataFrame] = []
-    total = sum(len(candidate.dev.settings) for candidate in candidates) * len(batch_sizes)
-    with tqdm(total=total, desc="simulating", unit="setting") as bar:
-        for batch in batch_sizes:
-            load = Load(batch, drops=drops)
-            table = pd.DataFrame(
-                [line for candidate in candidates for line in _lines(candidate, load, bootstrap, bar.update)]
-            )
-            table.insert(0, "batch", batch)
-            table["advised"] = table.index == advised(table)
-            tables.append(table)
+    for batch in tqdm(batch_sizes, desc="simulating", unit="batch size"):
+        load = Load(batch, drops=drops)
+        table = pd.DataFrame([line for candidate in candidates for line in _lines(candidate, load, bootstrap)])
+        table.insert(0, "batch", batch)
+        table["advised"] = table.index == advised(table)
+        tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
-def _lines(
-    candidate: Candidate, load: Load, bootstrap: Bootstrap, tick: Callable[[], object]
-) -> list[dict[str, object]]:
+def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[str, object]]:
     """A draft's lines: each method's fastest setting on dev, and how it serves the test prompts."""
     best: dict[Key, tuple[Setting, ServedRequests]] = {}
-    for setting in candidate.dev.settings:
+    for setting in candidate.recorded.settings:
         key = (setting.method, setting.parameters.get("draft_temperature") == 0)
-        served = candidate.dev.serve(setting, load)
+        served = candidate.recorded.serve(setting, load, candidate.dev)
         if key not in best or served.tokens_per_second > best[key][1].tokens_per_second:
             best[key] = (setting, served)
-        tick()
-    on_test = {key: candidate.test.serve(setting, load) for key, (setting, _) in best.items()}
+    on_test = {key: candidate.recorded.serve(setting, load, candidate.test) for key, (setting, _) in best.items()}
     on_dev = _speedups({key: served for key, (_, served) in best.items()}, bootstrap)
     plain = best[PLAIN, False][1].tokens_per_second
     return [
@@ -100,7 +78,6 @@ def _lines(
 
 
 def _speedups(served: Mapping[Key, ServedRequests], bootstrap: Bootstrap) -> dict[Key, dict[str, float]]:
-    """Speed-up over autoregressive decoding, with its interval over the requests."""
     values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in served.values()], axis=1)
     plain = list(served).index((PLAIN, False))
 
@@ -120,7 +97,6 @@ def advised(table: pd.DataFrame) -> int:
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """The answer, one sentence per batch size."""
     lines = []
     for batch, part in table.groupby("batch", sort=True):
         answer = part[part.advised].iloc[0]
@@ -143,12 +119,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 
 def best_lengths(table: pd.DataFrame, draft: str, greedy: bool, method: str = FIXED) -> dict[int, int]:
-    """The best fixed draft length of one draft by batch size, chosen on the dev prompts; 0 where drafting does not pay.
-
-    method  of fixed draft lengths
-
-    Drafting pays where the whole interval of the speed-up over autoregressive decoding lies above 1 on the dev prompts.
-    """
+    """The best fixed draft length of one draft by batch size; 0 where its interval on dev holds 1. method: of fixed lengths."""
     lengths = {}
     for batch, part in table[table.draft == draft].groupby("batch", sort=True):
         lines = part[(part.method == method) & (part.greedy == greedy)]

@@ -1,16 +1,19 @@
 """The cost tables of a pair, one per draft: from files, modelled for a device, or measured here and kept.
 
-A measurement decodes batches of prompts of one length with fixed draft lengths, every setting in every repeat, as the speed
-of a shared machine changes. The seconds of a draft forward are those of a round's drafting over its length. The rest of the
-round counts for the target forward: checking, and the loop's own work. A first round reads the prompts. An entry is the median
-over repeats. A target without a draft sends the last tokens of its text again; its own forwards stand for those of a draft.
+Measured: the decoding loop runs with fixed draft lengths, every setting in every repeat, as the speed of a shared machine
+changes. What is no draft forward counts for the target. A first round reads the prompts. An entry is the median over repeats.
+A target without a draft sends the last tokens of its text again; its own forwards stand for those of a draft.
+
+Modelled, from a device's public peak figures and the model's config:
+
+    seconds = max(bytes / bandwidth, operations / arithmetic) / REACHED / devices + layers * (kernel floor + reductions)
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,6 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from analysis.loads.hardware import PRESETS, Shape, modelled
-from analysis.loads.this_cpu import Cpu
 from toolkit.config import commands, plain
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.decoding import ChainProposer, Method, Sampling
@@ -38,6 +39,82 @@ REPEATS = 5
 WARM_UP = 2  # repeats that are not counted, on a GPU: forwards are captured in them; elsewhere one
 WIDE = 0.4  # spread of an entry over repeats, as a share of it, beyond which a line says so
 PLAIN = -1  # number of the draft of autoregressive decoding, which has none
+REACHED = 0.7  # share of a device's peaks that kernels reach in practice
+REDUCTION = 8e-6  # seconds of one all-reduce of a few tokens between devices of one machine
+WIDTHS = (1, 2, 3, 5, 9, 17, 64, 512)
+CONTEXTS = (0, 512, 2048, 8192)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peaks: bytes per second of memory, operations per second at 16 bits, seconds to launch a layer's kernels."""
+
+    bandwidth: float
+    arithmetic: float
+    floor: float
+
+
+DEVICES = {  # data sheets: dense bfloat16 without sparsity, memory of the SXM parts
+    "h100": Device(3.35e12, 989e12, 12e-6),
+    "h200": Device(4.8e12, 989e12, 12e-6),
+    "a100": Device(2.04e12, 312e12, 14e-6),
+    "l40s": Device(0.864e12, 362e12, 14e-6),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a cost depends on: parameters, layers, hidden size, keys and values per token (numbers)."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    kv_numbers: int
+
+    @classmethod
+    def of(cls, model: Any) -> Shape:
+        """The shape of a model. Raises InputError for one without a config, and for mixtures of experts."""
+        config = getattr(model, "config", None)
+        if config is None:
+            raise InputError("modelled costs need a model with a config; this one has none")
+        text = config.get_text_config()
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
+        if experts := [name for name in names if getattr(text, name, None)]:
+            raise InputError(
+                f"modelled costs do not cover mixtures of experts ({experts[0]}): measure, or give costs=FILE"
+            )
+        heads, layers = text.num_attention_heads, text.num_hidden_layers
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return cls(parameters, layers, text.hidden_size, 2 * layers * kv_heads * head_dim)
+
+    def seconds(self, device: Device, devices: int, batch: float, width: float, context: float) -> float:
+        read = 2 * (self.parameters + batch * (context + width) * self.kv_numbers)
+        attention = 4 * self.layers * self.hidden * (context + width)
+        operations = batch * width * (2 * self.parameters + attention)
+        work = max(read / device.bandwidth, operations / device.arithmetic) / REACHED / devices
+        return work + self.layers * (device.floor + (2 * REDUCTION if devices > 1 else 0.0))
+
+
+SHAPES = {
+    "llama-70b": Shape(70.6e9, 80, 8192, 2 * 80 * 8 * 128),
+    "llama-8b": Shape(8.03e9, 32, 4096, 2 * 32 * 8 * 128),
+    "llama-1b": Shape(1.24e9, 16, 2048, 2 * 16 * 8 * 64),
+}
+
+
+def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_sizes: Sequence[int]) -> LoadCost:
+    """The cost table of a pair whose target is spread over `devices` devices; the draft is on one."""
+    if hardware not in DEVICES:
+        raise unknown_name("hardware", hardware, DEVICES)
+    batches = sorted({1.0, *map(float, batch_sizes)})
+    points = [(batch, float(width), float(context)) for batch in batches for width in WIDTHS for context in CONTEXTS]
+    grids = [
+        grid_of({point: shape.seconds(DEVICES[hardware], count, *point) for point in points}, hardware)
+        for shape, count in ((draft, 1), (target, devices))
+    ]
+    return LoadCost(grids[0], grids[1], "modelled", {"hardware": hardware, "devices": devices, "reached": REACHED})
 
 
 def costs_of(
@@ -49,11 +126,9 @@ def costs_of(
     folder: Path,
     deepest: int = DRAFTED[-1],
 ) -> list[LoadCost]:
-    """For each of these pairs of one target the cost table of its forwards, at these batch sizes; or of a target alone.
+    """For each of these pairs of one target, or a target alone, the cost table of its forwards at these batch sizes.
 
-    cfg     costs (a file, or one per draft), hardware and devices, rounds
-    folder  where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
-    deepest  the longest draft: longer ones are not timed
+    folder  where a measurement is kept, by all that it depends on;  deepest  longer drafts are not timed
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
@@ -64,9 +139,18 @@ def costs_of(
             raise InputError(f"expected one cost table, or one for each of {len(pairs)} drafts, got {len(files)}")
         return [LoadCost.load(file) for file in files] * (len(pairs) // len(files))
     if cfg.hardware is not None:
-        shapes = [_shapes(cfg, pair) for pair in pairs]
-        cpu = Cpu.kept(folder) if cfg.hardware == "cpu" else None
-        return [modelled(*both, cfg.hardware, cfg.devices, batch_sizes, cpu) for both in shapes]
+        named = plain(getattr(cfg, "shapes", None)) or []
+        if unknown := [name for name in named if name not in SHAPES]:
+            raise unknown_name("shape", unknown[0], SHAPES)
+        if len(named) not in (0, 2):
+            raise InputError(f"shapes: expected [TARGET, DRAFT], got {named}")
+        shapes = [
+            (SHAPES[named[0]], SHAPES[named[1]])
+            if named
+            else (Shape.of(pair.target), Shape.of(pair.draft if pair.drafts else pair.target))
+            for pair in pairs
+        ]
+        return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
     pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs if other.draft is not None])
     drafted = [length for length in DRAFTED if length <= deepest]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
@@ -85,19 +169,6 @@ def costs_of(
     return tables
 
 
-def _shapes(cfg: commands.Advise | commands.Serving, pair: ModelPair) -> tuple[Shape, Shape]:
-    """The shapes of target and draft: the pair's own, or those that `shapes` names."""
-    names = plain(getattr(cfg, "shapes", None)) or []
-    if not names:
-        return Shape.of(pair.target), Shape.of(pair.draft if pair.drafts else pair.target)
-    for name in names:
-        if name not in PRESETS:
-            raise unknown_name("shape", name, PRESETS)
-    if len(names) != 2:
-        raise InputError(f"shapes: expected [TARGET, DRAFT], got {names}")
-    return PRESETS[names[0]], PRESETS[names[1]]
-
-
 def measured_costs(
     pair: ModelPair,
     prompts: Sequence[Any],
@@ -106,11 +177,9 @@ def measured_costs(
     drafted: Sequence[int],
     num_rounds: int,
 ) -> list[tuple[LoadCost, pd.DataFrame]]:
-    """For each draft of the pair a cost table and its entries, measured here.
+    """For each draft of the pair a cost table and its entries (median over repeats, low, high), measured here.
 
-    A batch of one is always timed: prompts that join a running batch are often read alone. All prompts are cut or continued to
-    their median length. The entries have the columns model, batch, width, context, seconds (median over repeats), low and high
-    (the least and the most of a repeat).
+    A batch of one is always timed, too. All prompts are cut or continued to their median length.
     """
     lengths = sorted({0, *drafted})
     pairs = [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts or [None]]
@@ -157,12 +226,7 @@ def measured_costs(
 def _timed(
     pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling, length: int, num_rounds: int, reads: bool
 ) -> list[dict[str, Any]]:
-    """The mean seconds of rounds with full drafts, as those of one draft and one target forward.
-
-    reads  also return the seconds of the first round, which reads the prompts
-
-    Raises InputError if a prompt failed.
-    """
+    """Mean seconds of full rounds, and of the first one (`reads`), which reads the prompts. Raises InputError if one failed."""
     proposer = ChainProposer() if pair.drafts else _Again()
     method = Method(f"K={length}", Fixed(max(length, 1)), get("rejection"), proposer, min_drafted=0, max_drafted=length)
     limit = replace(sampling, max_new_tokens=(num_rounds + 1) * (length + 1) + 1, max_length=None, stop=(), end_ids=())
@@ -191,14 +255,11 @@ def _timed(
 
 
 class _Again(CopyProposer):
-    """The text's last tokens again: as many as are asked for, at no cost."""
-
     def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
         return Copy.of((list(text) * -(-most // len(text)))[-most:])
 
 
 def _cost_table(lines: pd.DataFrame, context: int, facts: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
-    """The table of one draft and its entries. Prints a line if repeats differ much."""
     grouped = lines.groupby(["model", "batch", "width"]).seconds
     entries = grouped.agg(seconds="median", low="min", high="max").reset_index()
     entries.insert(3, "context", context)

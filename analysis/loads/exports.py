@@ -1,20 +1,12 @@
 """The advised draft lengths in the words of serving engines: files to start them with.
 
-    transformers.json  `num_assistant_tokens` for `generate(assistant_model=...)`; set on the draft's generation config
+    transformers.json  `num_assistant_tokens` for `generate(assistant_model=...)`; or `prompt_lookup_num_tokens`
     vllm.json          a `--speculative-config`: the draft length by batch size as inclusive triples [from, to, K]
     sglang.txt, llama_cpp.txt  command-line flags
     toolkit.txt        overrides of this package's own decoding (`next_line` is the whole command)
 
-Engines that support fixed lengths only are given the best fixed length. vLLM (unless `draft_sample_method` says otherwise),
-SGLang's standalone drafts and llama.cpp draft greedily. Their lengths are chosen by replays with drafts at temperature 0.
-The names were compared with vLLM 0.33.0's and SGLang 0.5.23's own sources. Those for llama.cpp
-were compared with its server's options as documented in November 2026, which no longer have `--draft-max`. The transformers
-version is 5.23. vLLM, SGLang and llama.cpp were not started.
-
-A draft that reads the target's states (EAGLE-3) has files for vLLM and SGLang alone.
-
-A target alone has two files: `transformers.json` with `prompt_lookup_num_tokens`, and `toolkit.txt`. Of several earlier
-occurrences transformers copies after the first one, the replays that chose the length after the last one.
+vLLM (unless `draft_sample_method` says otherwise), SGLang and llama.cpp draft greedily: their lengths are of greedy drafts.
+Names are those of vLLM 0.33.0, SGLang 0.5.23, transformers 5.23 and llama.cpp of November 2026; only transformers was run.
 """
 
 from __future__ import annotations
@@ -52,9 +44,8 @@ def write_exports(
 ) -> list[Path]:
     """Write the files; returns their paths.
 
-    draft    folder or hub name of the advised draft; None: there is none, and lengths are those of prompt lookup
-    lengths  best fixed length by batch size, drafts sampled at the target's temperature
-    greedy   the same for drafts taken greedily; None: not simulated
+    draft    of the advice; None: lengths are those of prompt lookup
+    lengths, greedy  best fixed length by batch size, drafts sampled, or taken greedily (None: not simulated)
     advised  overrides of this package's own method
     """
     smallest, greedy_first = min(lengths), lengths if greedy is None else greedy
@@ -111,9 +102,6 @@ def next_line(cfg: commands.Advise, overrides: Sequence[str], draft: str | None,
     ]
     words += _prompts(plain(cfg.prompts))
     return f"next: python -m toolkit.decode {shlex.join([*overrides, *words, override('batch_size', batch)])}"
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
 
 
 def _prompts(prompts: Mapping[str, Any]) -> list[str]:

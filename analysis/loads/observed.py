@@ -1,15 +1,9 @@
 """What a serving engine's own counts say of the draft length: analysis.advise responses=FILE.jsonl cost_ratio=.1.
 
-No model is loaded. The input is vLLM's answers, one JSON object per line. The server adds counts per request when it is
-started with `--per-request-spec-decode-metrics summary` (or `detailed`). They are `metrics.speculative_decoding` with
-`num_spec_tokens` (K), `num_spec_steps`, `num_draft_tokens`, `num_accepted_draft_tokens` and `acceptance_histogram`.
-Entry j of the histogram counts the rounds that accepted j drafted tokens. (vLLM 0.27 to 0.32; its page calls the format
-experimental.)
-
-Every draft length k up to the served K gets tokens per round, 1 + sum_{j <= k} P(at least j accepted). It also gets
-throughput in tokens per target-forward time, (tokens per round) / (1 + c k). Intervals are over requests. A round of
-length k is taken to start where the served rounds started. With another length, rounds start elsewhere in the same
-texts. So the estimate is exact at k = K and close where acceptance is alike along a text. Recordings know no such limit. Files:
+The input is vLLM's answers (0.27 to 0.32), one JSON object per line, with counts per request: started with
+`--per-request-spec-decode-metrics summary`, they are `metrics.speculative_decoding`. Every length k up to the served K gets
+tokens per round, 1 + sum_{j <= k} P(at least j accepted), and (tokens per round) / (1 + c k). Rounds of length k are taken to
+start where the served ones did: exact at k = K, close where acceptance is alike along a text. Files:
 
     lengths    one line per draft length
     positions  P(accepted | all before accepted) of every draft position
@@ -19,17 +13,14 @@ texts. So the estimate is exact at k = K and close where acceptance is alike alo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import Array, Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import markdown, read_table, save_table, with_interval
-from analysis.tables.positions import at_least
+from analysis.tables.files import markdown, read_table, save_table, show, with_interval
+from analysis.tables.rows import at_least
 from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
@@ -40,7 +31,6 @@ COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted
 
 
 def advise_from_counts(cfg: commands.Advise) -> Path:
-    """Read, estimate, write; returns the output folder."""
     path = Path(str(cfg.responses))
     histograms, skipped = read_histograms(path)
     stage = open_stage("observed", cfg, inputs=[path])
@@ -64,25 +54,18 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
 
 
 def read_histograms(path: Path) -> tuple[Array, int]:
-    """Rounds by accepted tokens [requests, K + 1], and the number of lines left out: no counts, or rounds of other lengths.
-
-    Raises InputError, with the line's number, for counts that contradict each other or requests served with different K.
-    A file without any counts raises it, too.
-    """
+    """Rounds by accepted tokens [requests, K + 1], and how many lines are left out. Raises InputError for contradictions."""
     histograms: list[list[int]] = []
     skipped = 0
     for number, line in numbered_lines(path, "a file of responses"):
         try:
-            counts = _counts(line)
-            rounds = None if counts is None else _histogram(counts)
-            if rounds is None:
+            if (rounds := _histogram(line)) is None:
                 skipped += 1
                 continue
             histograms.append(rounds)
-            if len(histograms[-1]) != len(histograms[0]):
-                raise InputError(
-                    f"num_spec_tokens is {len(histograms[-1]) - 1}, {len(histograms[0]) - 1} before: split the file by it"
-                )
+            served, before = len(rounds) - 1, len(histograms[0]) - 1
+            if served != before:
+                raise InputError(f"num_spec_tokens is {served}, {before} before: split the file by it")
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
     if not histograms:
@@ -137,20 +120,15 @@ def sentence(lengths: pd.DataFrame) -> str:
 
 
 def readable(lengths: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it."""
-    return pd.DataFrame({
-        "draft length": lengths.num_drafted,
-        **{
-            name.replace("_", " "): [
-                with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]) for _, row in lengths.iterrows()
-            ]
-            for name in ("tokens_per_round", "throughput")
-        },
-    })  # fmt: skip
+    table = pd.DataFrame({"draft length": lengths.num_drafted})
+    for name in ("tokens_per_round", "throughput"):
+        ends = lengths[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
+        table[name.replace("_", " ")] = [with_interval(*numbers) for numbers in ends]
+    return table
 
 
-def _counts(line: str) -> Mapping[str, Any] | None:
-    """The counts of one answer; None if it carries none."""
+def _histogram(line: str) -> list[int] | None:
+    """The rounds of one answer by accepted tokens, checked against its other counts; None if it has none of one length."""
     try:
         answer = json.loads(line)
     except ValueError as error:
@@ -159,13 +137,9 @@ def _counts(line: str) -> Mapping[str, Any] | None:
         raise InputError(f"expected a JSON object, got {type(answer).__name__}")
     metrics = answer.get("metrics")
     counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-    return counts if isinstance(counts, dict) else None
-
-
-def _histogram(counts: Mapping[str, Any]) -> list[int] | None:
-    """The rounds of one request by accepted tokens, checked against its other counts; None if rounds differ in length."""
-    rounds = counts.get("acceptance_histogram")
-    numbers = {name: counts.get(name) for name in COUNTS}
+    if not isinstance(counts, dict):
+        return None
+    rounds, numbers = counts.get("acceptance_histogram"), {name: counts.get(name) for name in COUNTS}
     wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
     if wrong or not isinstance(rounds, list) or not all(type(value) is int and value >= 0 for value in rounds):
         raise InputError(f"expected numbers of at least 0: {', '.join(wrong) or 'acceptance_histogram'}")
@@ -174,10 +148,11 @@ def _histogram(counts: Mapping[str, Any]) -> list[int] | None:
         raise InputError(
             f"acceptance_histogram has {len(rounds)} entries, expected at most num_spec_tokens + 1 = {width + 1}"
         )
-    if sum(rounds) != steps or sum(j * count for j, count in enumerate(rounds)) != accepted:
+    total = sum(j * count for j, count in enumerate(rounds))
+    if sum(rounds) != steps or total != accepted:
         raise InputError(
-            f"acceptance_histogram says {sum(rounds)} rounds and {sum(j * n for j, n in enumerate(rounds))} accepted "
-            f"tokens, num_spec_steps and num_accepted_draft_tokens say {steps} and {accepted}"
+            f"acceptance_histogram says {sum(rounds)} rounds and {total} accepted tokens, num_spec_steps and "
+            f"num_accepted_draft_tokens say {steps} and {accepted}"
         )
     if steps == 0 or width == 0 or drafted != width * steps:  # rounds of other lengths say nothing of a fixed one
         return None

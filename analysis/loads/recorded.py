@@ -1,8 +1,7 @@
 """One pair's settings on one recording of one prompt set, ready to be served by the simulator.
 
-The target's responses are decoded once for all its drafts and kept, and so is one trace per draft temperature. Methods that
-copy tokens, and autoregressive decoding, need the responses alone. Files are named after everything that they depend on. So a
-second call with other costs or loads only replays.
+Responses, and a trace per draft temperature, are kept in files named after all they depend on. Methods that copy tokens, and
+autoregressive decoding, need the responses alone.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
-from data_gen.depth import DEEPEST, PAYS, TEXTS, depth_that_pays
-from toolkit.acceptance import match
+from data_gen.recording_by_start import DEEPEST, PAYS, TEXTS, depth_that_pays
 from toolkit.config import instantiate
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer
@@ -40,7 +38,6 @@ class RecordedPair:
     settings  those given that can be simulated: chains judged token by token, and autoregressive decoding
     left_out  by method, why the others cannot
     costs     the cost table, and the file that holds it, which rules that weigh a batch read: set before `serve`
-    estimator  the file of an acceptance estimate of copied tokens (`fit_copies`); None: each method's own
     """
 
     def __init__(
@@ -53,7 +50,6 @@ class RecordedPair:
     ):
         self.bench, self.left_out = bench, dict[str, str]()
         self.costs: tuple[LoadCost, Path] | None = None
-        self.estimator: Path | None = None
         self.copies: dict[CopyProposer | None, Copies] = {}
         self.settings = [setting for setting in settings if self._takes(setting)]
         alone = Workbench(replace(bench.pair, draft=None, drafts=(), head=None), *bench.shared)
@@ -79,25 +75,12 @@ class RecordedPair:
         tokens, seconds = responses.num_generated.sum(), responses.setting_seconds.iloc[0]
         self.target_speed = float(tokens / seconds)  # tokens per second of the responses
 
-    def record(self) -> None:
-        """Make every recording that the settings are served from; `serve` makes the one that it lacks."""
-        for setting in self.settings:
-            if setting.method != PLAIN:
-                self.recording.trace_for(setting)
-
-    @property
-    def num_texts(self) -> int:
-        """Texts that can be served."""
-        return len(self.prompt_tokens)
-
     def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> ServedRequests:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
         assert self.costs is not None, "costs are set before anything is served"
         method = self.bench.methods[setting.name]
         if weighed := self._weighed(setting, load.slots):
             policy: Any = method.policy
-            if "estimator.path" in weighed:
-                policy = replace(policy, estimator=replace(policy.estimator, path=weighed.pop("estimator.path")))
             method = replace(method, policy=replace(policy, **weighed))
         bound = method.bind(self.bench.pair)
         if setting.method == PLAIN:
@@ -107,17 +90,8 @@ class RecordedPair:
         else:
             trace = self.recording.trace_for(setting)
         rule = with_recorded_heads(bound.policy, self.recording.heads)
-        return serve(trace, self.prompt_tokens, rule, self.costs[0], load, requests or range(self.num_texts))
-
-    def fit_copies(self, path: Path) -> Path | None:
-        """Fit the acceptance estimate of copied tokens to these texts, for methods that name none; None: nothing to learn."""
-        for setting in self.settings:
-            method = self.bench.methods.get(setting.name)
-            if method is not None and method.policy.reads_matches:
-                ends = self.bench.pair.ends(self.bench.sampling)
-                inputs, labels = match.examples(method.proposer, self.texts, method.bind(self.bench.pair).limit, ends)
-                return match.fit(inputs, labels).save(path) if 0 < int(labels.sum()) < len(labels) else None
-        return None
+        chosen = range(len(self.texts)) if requests is None else requests
+        return serve(trace, self.prompt_tokens, rule, self.costs[0], load, chosen)
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
         """The setting as keys of `toolkit.decode` and their values, for a batch size: parameters, head, cost table."""
@@ -129,7 +103,7 @@ class RecordedPair:
         return {"method": setting.method} | {k: v for k, v in (keys | {"head": head}).items() if v is not None}
 
     def _weighed(self, setting: Setting, batch: int) -> dict[str, Any]:
-        """What a policy that weighs costs takes and does not name itself: cost table, batch size, estimate of copies."""
+        """What a policy that weighs costs takes and does not name itself: cost table and batch size."""
         policy: Any = self.bench.methods[setting.name].policy
         filled: dict[str, Any] = {}
         if getattr(policy, "costs", "") is None:
@@ -137,8 +111,6 @@ class RecordedPair:
             filled["costs"] = str(self.costs[1].resolve())
             if hasattr(policy, "batch_size"):
                 filled["batch_size"] = batch
-        if policy.reads_matches and self.estimator is not None and policy.estimator.path is None:
-            filled["estimator.path"] = str(self.estimator.resolve())
         return filled
 
     def _copies(self, proposer: CopyProposer | None, most: int) -> Copies:
@@ -152,7 +124,6 @@ class RecordedPair:
         return copies
 
     def _takes(self, setting: Setting) -> bool:
-        """Whether a setting can be simulated, at some depth; if so, its method is built."""
         if setting.method in YARDSTICKS:
             self.left_out[setting.method] = "a bound, not a method"
             return False
@@ -182,10 +153,7 @@ class RecordedPair:
         return int(parse_json_file(file))
 
     def _bound(self, max_drafted: int | str) -> None:
-        """Bound settings that name no bound of their own; those that would draft deeper are left out, or refused.
-
-        Raises InputError for a deeper one, unless the depth was measured.
-        """
+        """Bound settings that name no bound. Deeper ones are left out; with a depth of the user's own, InputError is raised."""
         fitting = []
         for setting in self.settings:
             if max_drafted == "auto" and setting.method != PLAIN and not needs_no_draft(setting):

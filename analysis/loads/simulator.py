@@ -1,17 +1,16 @@
 """Continuous batching over recorded texts: how a policy serves a queue of requests, by a table of costs. No model runs.
 
 Batch slots hold requests. When a request ends, its slot takes the next one. In every round all slots draft, as deep as the
-deepest of them, and one forward of the target checks them. The seconds of a round come from the cost table. They are the sum
-of the draft forwards at this batch size, the target forward at the widest draft, and the reading of new prompts. A draft model
-reads nothing while the batch does not draft, and catches up when it drafts again. The trace says which tokens are drafted and
-accepted, exactly as in a replay. Policies that decide for a whole batch decide for the requests that are in the batch.
+deepest of them, and one forward of the target checks them. A round takes its draft forwards at this batch size, the target
+forward at the widest draft, and the reading of new prompts. The trace says which tokens are drafted and accepted, exactly as in
+a replay.
 
 Shapes: Q requests, T texts of the trace, B slots, P positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,6 @@ from analysis.replay.policies import draft
 from analysis.replay.prompt_lookup import Copies
 from analysis.replay.tally import JudgedLengths, Sent
 from toolkit.costs.load import LoadCost
-from toolkit.decoding.batch import PREFILL, read_together
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
@@ -60,7 +58,7 @@ class Load:
         return np.where(np.arange(count) < first, 0.0, np.inf)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServedRequests:
     """The served requests [Q]: in seconds, when each was sent, joined the batch, had its first token and was answered.
 
@@ -71,30 +69,26 @@ class ServedRequests:
     """
 
     sent: Floats
-    joined: Floats
-    first: Floats
-    answered: Floats
-    tokens: NDArray[np.int64]
-    rounds: NDArray[np.int64]
-    num_drafted: NDArray[np.int64]
-    num_calls: NDArray[np.int64]
-    seconds: Floats
-    forwards: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        count = len(self.sent)
+        self.joined, self.first, self.answered, self.seconds = (np.zeros(count) for _ in range(4))
+        self.tokens, self.rounds, self.num_drafted, self.num_calls = (np.zeros(count, dtype=np.int64) for _ in range(4))
+        self.forwards = (0, 0)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of the whole queue, from the first request to the last answer."""
         return float(self.tokens.sum() / (self.answered.max() - self.sent.min()))
 
     def figures(self) -> dict[str, float]:
         """Tokens per second; seconds per output token after the first one, and to the answer: median and 95th percentile."""
-        behind = self.tokens > 1
-        per_token = (self.answered - self.first)[behind] / (self.tokens[behind] - 1)
+        later = self.tokens > 1
+        per_token = (self.answered - self.first)[later] / (self.tokens[later] - 1)
         latency = self.answered - self.sent
         return {
             "tokens_per_second": self.tokens_per_second,
-            "token_seconds": float(np.median(per_token)) if behind.any() else float("nan"),
-            "token_seconds_95": float(np.quantile(per_token, 0.95)) if behind.any() else float("nan"),
+            "token_seconds": float(np.median(per_token)) if later.any() else float("nan"),
+            "token_seconds_95": float(np.quantile(per_token, 0.95)) if later.any() else float("nan"),
             "latency": float(np.median(latency)),
             "latency_95": float(np.quantile(latency, 0.95)),
             "first_token": float(np.median(self.first - self.sent)),
@@ -111,66 +105,48 @@ def serve(
     load: Load,
     requests: Sequence[int],
 ) -> ServedRequests:
-    """Serve texts `requests` [Q] of the trace, or of texts that are copied from, in this order.
-
-    prompt_tokens [T]  tokens of each text's prompt
-    policy             bound, its heads replaced by recorded ones
-    """
+    """Serve texts `requests` [Q] of a trace, or of copied-from texts, in this order. prompt_tokens [T]; the policy is bound."""
     return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests)).run()
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-Drafter = Callable[[Tensor, Tensor, State], tuple[Tensor, Tensor, State]]
-
-
+@dataclass
 class _Server:
-    def __init__(
-        self,
-        trace: Trace | Copies,
-        prompt_tokens: NDArray[np.int64],
-        policy: StoppingPolicy,
-        costs: LoadCost,
-        load: Load,
-        requests: NDArray[np.int64],
-    ):
-        self.trace, self.prompt_tokens, self.policy, self.costs, self.load = trace, prompt_tokens, policy, costs, load
-        self.requests, count = requests, len(requests)
+    """Runs the batch. Of each slot: `slot`, its request (-1: free); `at`, where its next round starts."""
+
+    trace: Trace | Copies
+    prompt_tokens: NDArray[np.int64]
+    policy: StoppingPolicy
+    costs: LoadCost
+    load: Load
+    requests: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        trace, policy = self.trace, self.policy
         self.geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
         self.drafts = policy.limit != 0 and not isinstance(trace, Copies)
-        self.drafter: Drafter = lambda at, busy, state: self._draft(at, state, busy)
-        if not policy.uses_history and not policy.couples_rows:  # asked once for every position
+        self.known: tuple[Tensor, Tensor] | None = None  # lengths and draft forwards of rounds from every position
+        if not policy.uses_history and not policy.couples_rows:
             starts = torch.arange(trace.num_positions)
-            lengths, calls, _ = self._draft(starts, policy.init(len(starts), torch.device("cpu")), None)
-            self.drafter = lambda at, busy, state: (lengths[at], calls[at], state)
+            self.known = self._draft(starts, policy.init(len(starts), torch.device("cpu")), None)[:2]
         elif isinstance(trace, Trace):
             self.geometry = self.geometry.with_steps(trace)
-        self.sent = load.arrivals(count)
-        self.joined, self.first, self.answered, self.shares = (np.zeros(count) for _ in range(4))
-        self.tokens, self.rounds, self.num_drafted, self.num_calls = (np.zeros(count, dtype=np.int64) for _ in range(4))
-        self.slot: list[int] = []  # the request in each slot, -1: free
-        self.at = np.zeros(0, dtype=np.int64)  # the position where each slot's next round starts
-        self.unread = np.zeros(
-            (2, 0), dtype=np.int64
-        )  # tokens of each slot that draft and target have not read, without the newest one
-        self.drafting = True  # whether the last round drafted at all
+        self.served = ServedRequests(self.load.arrivals(len(self.requests)))
+        self.slot: list[int] = []
+        self.at = np.zeros(0, dtype=np.int64)
         self.state: State = policy.init(0, torch.device("cpu"))
-        self.next, self.clock, self.forwards = 0, 0.0, [0, 0]
+        self.next, self.clock = 0, 0.0
         self.seconds: dict[tuple[Any, ...], float] = {}
 
     def run(self) -> ServedRequests:
         while self.next < len(self.requests) or any(request >= 0 for request in self.slot):
             joined = self._fill()
             if not any(request >= 0 for request in self.slot):
-                self.clock = float(self.sent[self.next :].min())
+                self.clock = float(self.served.sent[self.next :].min())
                 continue
             self._round(joined)
-        return ServedRequests(
-            self.sent, self.joined, self.first, self.answered, self.tokens, self.rounds, self.num_drafted,
-            self.num_calls, self.shares, (self.forwards[0], self.forwards[1]),
-        )  # fmt: skip
+        return self.served
 
     def _fill(self) -> list[int]:
         """Requests that have been sent take free slots. Returns these slots; the free slots after them are dropped."""
@@ -181,34 +157,37 @@ class _Server:
                 joined.append(slot)
         while len(self.slot) < self.load.slots and self._waiting():
             self.slot.append(-1)
-            self.at, self.unread = np.append(self.at, 0), np.append(self.unread, [[0], [0]], 1)
+            self.at = np.append(self.at, 0)
             fresh = self.policy.init(1, torch.device("cpu"))
             self.state = {key: torch.cat([self.state[key], fresh[key]]) for key in fresh}
             self._join(len(self.slot) - 1)
             joined.append(len(self.slot) - 1)
         busy = [slot for slot, request in enumerate(self.slot) if request >= 0]
         if self.load.drops == "always" or 2 * len(busy) <= len(self.slot):
-            self.slot, self.at, self.unread = [self.slot[slot] for slot in busy], self.at[busy], self.unread[:, busy]
+            self.slot, self.at = [self.slot[slot] for slot in busy], self.at[busy]
             self.state = {key: value[busy] for key, value in self.state.items()}
             joined = [busy.index(slot) for slot in joined]
         return joined
 
     def _waiting(self) -> bool:
-        return self.next < len(self.requests) and self.sent[self.next] <= self.clock
+        return self.next < len(self.requests) and self.served.sent[self.next] <= self.clock
 
     def _join(self, slot: int) -> None:
         self.slot[slot], request = self.next, self.next
         self.next += 1
-        self.joined[request] = self.clock
+        self.served.joined[request] = self.clock
         self.at[slot] = self.first_of[self.requests[request]]
-        self.unread[:, slot] = self.prompt_tokens[self.requests[request]] - 1
         self.state = with_fresh(self.policy, self.state, slot)
 
     def _round(self, joined: list[int]) -> None:
         request = np.array(self.slot)
         busy = request >= 0
         starts = np.where(busy, self.at, 0)
-        num_drafted, num_calls, state = self.drafter(torch.from_numpy(starts), torch.from_numpy(busy), self.state)
+        positions, state = torch.from_numpy(starts), self.state
+        if self.known is not None:
+            num_drafted, num_calls = self.known[0][positions], self.known[1][positions]
+        else:
+            num_drafted, num_calls, state = self._draft(positions, state, torch.from_numpy(busy))
         drafted, calls = np.where(busy, num_drafted.numpy(), 0), np.where(busy, num_calls.numpy(), 0)
         accepted = np.minimum(drafted, self.run_of[starts])
         produced = np.minimum(accepted + 1, self.left_of[starts])
@@ -218,37 +197,26 @@ class _Server:
         texts = self.requests[request[busy]]
         contexts = self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]
         context = float(contexts.mean() if self.load.drops == "always" else contexts.max())
-        reading = self._reading(int(calls.max()) > 0, int(drafted.max()) + 1)
+        reading = self._reading(joined, int(drafted.max()) + 1)
         seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
         self.clock += reading + seconds
-        self.shares[request[busy]] += seconds / busy.sum()
-        readers = joined or np.flatnonzero(busy)
-        self.shares[request[readers]] += reading / len(readers)
-        self.forwards[0] += int(calls.max())
-        self.forwards[1] += 1
-        self._advance(request, busy, drafted, calls, produced)
-
-    def _advance(self, request: Any, busy: Any, drafted: Any, calls: Any, produced: Any) -> None:
-        """Add the tokens of a round to the texts; requests that end leave their slots."""
-        who = request[busy]
-        self.first[who] = np.where(self.tokens[who] == 0, self.clock, self.first[who])
-        self.tokens[who] += produced[busy]
-        self.rounds[who] += 1
-        self.num_drafted[who] += drafted[busy]
-        self.num_calls[who] += calls[busy]
+        served, who = self.served, request[busy]
+        served.seconds[who] += seconds / len(who)
+        served.seconds[request[joined]] += reading / max(len(joined), 1)
+        served.forwards = (served.forwards[0] + int(calls.max()), served.forwards[1] + 1)
+        served.first[who] = np.where(served.tokens[who] == 0, self.clock, served.first[who])
+        served.tokens[who] += produced[busy]
+        served.rounds[who] += 1
+        served.num_drafted[who] += drafted[busy]
+        served.num_calls[who] += calls[busy]
         self.at = np.where(busy, self.at + produced, self.at)
-        self.drafting = bool(calls.any())
-        if not self.drafting:
-            self.unread[0] += np.where(busy, produced, 0)
         for slot in np.flatnonzero(busy):
             if self.at[slot] >= self.first_of[self.requests[request[slot]] + 1]:
-                self.answered[request[slot]] = self.clock
-                self.slot[slot], self.unread[:, slot] = -1, 0
-                unsent = np.flatnonzero(np.isinf(self.sent))
+                served.answered[request[slot]] = self.clock
+                self.slot[slot] = -1
+                unsent = np.flatnonzero(np.isinf(served.sent))
                 if len(unsent):  # the user's next request
-                    self.sent[unsent[0]] = self.clock
-
-    # -- costs ----------------------------------------------------------------------------------------------------
+                    served.sent[unsent[0]] = self.clock
 
     def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
         """Seconds of a round: the batch's draft forwards, and the target forward at the widest draft."""
@@ -258,36 +226,20 @@ class _Server:
             self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target
         return self.seconds[key]
 
-    def _reading(self, drafts: bool, width: int) -> float:
-        """Seconds that a round takes beyond its forwards, to read what the models have not read.
+    def _reading(self, joined: list[int], width: int) -> float:
+        """Seconds to read new prompts. width: tokens per row of the target forward.
 
-        width  tokens per row of the target forward
-
-        Rows that join a running batch read in forwards of their own, as in the loop, unless the draft model rests.
+        Rows that join a running batch read in forwards of their own; where all rows are new, the round's own forwards do it.
         """
+        if not joined:
+            return 0.0
+        texts = self.requests[np.array(self.slot)[joined]]
+        rows, unread = len(self.slot), float(self.prompt_tokens[texts].max() - 1)
         seconds = 0.0
-        for number, now, alone, of in ((0, drafts, self.drafting and self.drafts, 1), (1, True, True, width)):
-            unread = self.unread[number]
-            behind = np.flatnonzero(unread >= PREFILL)
-            groups = read_together(unread[behind].tolist())
-            if alone and (len(groups) > 1 or len(behind) < len(unread)):
-                for group in groups:
-                    seconds += self._forward(number, len(group), int(unread[behind[group]].max()))
-                unread[behind] = 0
-            if now and unread.any():
-                wider = of + int(unread.max())
-                seconds += self._forward(number, len(unread), wider) - self._forward(number, len(unread), of)
-                unread[:] = 0
+        for forward, own in ((self.costs.draft, 1), (self.costs.target, width))[0 if self.drafts else 1 :]:
+            alone = len(joined) < rows
+            seconds += forward(len(joined), unread) if alone else forward(rows, own + unread) - forward(rows, own)
         return seconds
-
-    def _forward(self, number: int, batch: int, width: int) -> float:
-        """Seconds of a forward of the draft (0) or the target (1) that reads a prompt."""
-        key = ("read", number, batch, width)
-        if key not in self.seconds:
-            self.seconds[key] = (self.costs.draft, self.costs.target)[number](batch, width)
-        return self.seconds[key]
-
-    # -- drafting -------------------------------------------------------------------------------------------------
 
     def _draft(self, starts: Tensor, state: State, busy: Tensor | None) -> tuple[Tensor, Tensor, State]:
         if isinstance(self.trace, Copies):

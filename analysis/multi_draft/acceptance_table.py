@@ -2,16 +2,20 @@
 
     acceptance  P(a candidate is emitted by acceptance), mean over positions of target text
     drafted     P(the emitted token is a candidate): a decoder walks on there as well
-    optimum     the most that `drafted` can be under any exact rule with the same scheme; for candidates of different
-                distributions an upper bound of it (`toolkit.verification.optimal.independent_bounds`)
+    optimum     the most that `drafted` can be under any exact rule with the same scheme, or an upper bound of it
     gap         optimum - acceptance
-Each with `_low` and `_high`, over prompts; all columns have the same resampled prompts (paired).
 
-And produced tokens per target forward, the extra one included, for every method and tree shape of sweeps (grid=trees).
+Each with `_low` and `_high`, over prompts (paired). And which tree to draft: one with K_1, K_2, ... children per level yields
+1 + a(K_1) + a(K_1) a(K_2) + ... tokens per round and costs c D + 1 + v n (D levels, n nodes). Approximation: a(K) is the mean
+of `drafted`, and levels are independent. So deep trees are worth more than it says; trees of equal depth compare well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
@@ -20,6 +24,7 @@ from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown
 from analysis.tables.rows import SETTING as SWEPT
 from analysis.tables.selection import comparable
+from analysis.tables.standing import interval_text
 from toolkit.errors import InputError
 
 SETTING = ["dataset", "method", "scheme", "K"]
@@ -45,10 +50,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     for (method, scheme), rows in table.groupby(["method", "scheme"], sort=False):
         labels = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
         for name in ("acceptance", "optimum", "gap"):
-            by_k = {
-                f"K={row.K}": f"{row[name]:.4f} [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]"
-                for _, row in rows.iterrows()
-            }
+            by_k = {f"K={row.K}": interval_text(row, name, "{:.4f}") for _, row in rows.iterrows()}
             lines.append({**labels, "quantity": name, **by_k})
             labels = dict.fromkeys(labels, "")
     return pd.DataFrame(lines)
@@ -67,7 +69,6 @@ def compact(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_markdown(table: pd.DataFrame) -> str:
-    """`readable` of every data set."""
     parts = []
     for dataset, rows in table.groupby("dataset", sort=False):
         parts += [f"## {dataset}: {headline(rows)}", markdown(readable(rows))]
@@ -75,7 +76,6 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def headline(table: pd.DataFrame) -> str:
-    """The amount of text that the numbers of one data set rest on."""
     return f"{table.prompts.max()} prompts, {table.positions.max():,} positions"
 
 
@@ -90,10 +90,7 @@ def _gap(totals: Array) -> dict[str, Array]:
 
 
 def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per setting with a tree shape: prompts, block efficiency with its interval, tokens drafted per forward.
-
-    Raises InputError if the rows have no tree shapes.
-    """
+    """One line per setting with a tree shape. Raises InputError if the rows have none."""
     if SHAPE not in rows or rows[SHAPE].isna().all():
         raise InputError(f"sweeps: expected settings with {SHAPE} (analysis.sweep grid=trees), found none")
     lines = []
@@ -112,12 +109,86 @@ def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataF
 
 
 def readable_shapes(table: pd.DataFrame) -> pd.DataFrame:
-    """A line per method, a column per tree shape, for one data set."""
     lines = []
     for method, rows in table.groupby("method", sort=False):
-        by_shape = {
-            row.k_config: f"{row.block_efficiency:.3f} [{row.block_efficiency_low:.3f}, {row.block_efficiency_high:.3f}]"
-            for row in rows.itertuples()
-        }
+        by_shape = {row.k_config: interval_text(row, "block_efficiency", "{:.3f}") for _, row in rows.iterrows()}
         lines.append({"method": plots.label(str(method)), **by_shape})
     return pd.DataFrame(lines)
+
+
+@dataclass(frozen=True)
+class TreeCost:
+    """In target forwards: a draft forward, and one more node in the target's forward."""
+
+    draft: float
+    node: float
+
+    @classmethod
+    def of(
+        cls,
+        cost_ratio: float,
+        node_cost: float,
+        target_seconds: float | None = None,
+        draft_seconds: float | None = None,
+        node_seconds: float | None = None,
+    ) -> TreeCost:
+        seconds = (target_seconds, draft_seconds, node_seconds)
+        if all(value is None for value in seconds):
+            return cls(cost_ratio, node_cost)
+        if target_seconds is None or draft_seconds is None or node_seconds is None or not target_seconds > 0:
+            raise InputError("expected target_seconds above 0, draft_seconds and node_seconds, or none of them")
+        return cls(draft_seconds / target_seconds, node_seconds / target_seconds)
+
+    def of_round(self, shape: Sequence[int]) -> float:
+        return 1 + self.draft * len(shape) + self.node * int(np.cumprod(shape).sum())
+
+
+def shapes(widths: Sequence[int], max_levels: int, max_nodes: int) -> Iterator[tuple[int, ...]]:
+    """Trees whose levels have `widths` children per node, never more than the level above, and at most `max_nodes`."""
+
+    def below(shape: tuple[int, ...], level: int, nodes: int) -> Iterator[tuple[int, ...]]:
+        for width in widths:
+            if (shape and width > shape[-1]) or len(shape) == max_levels or nodes + level * width > max_nodes:
+                continue
+            yield (*shape, width)
+            yield from below((*shape, width), level * width, nodes + level * width)
+
+    yield from below((), 1, 0)
+
+
+def expected_tokens(shape: Sequence[int], probs: dict[int, float]) -> float:
+    return 1 + float(np.cumprod([probs[width] for width in shape]).sum())
+
+
+def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int) -> pd.DataFrame:
+    """The best shape of every method and data set; tokens per round, cost and rate (tokens / cost) in target forwards."""
+    lines = []
+    for (dataset, method), rows in table.groupby(["dataset", "method"], sort=False):
+        probs = dict(zip(map(int, rows.K), rows.drafted.clip(0, 1), strict=True))
+        trees = list(shapes(sorted(probs), max_levels, max_nodes))
+        tokens = np.array([expected_tokens(shape, probs) for shape in trees])
+        costs = np.array([cost.of_round(shape) for shape in trees])
+        is_chain = np.array([max(shape) == 1 for shape in trees])
+        if not trees:
+            raise InputError(f"no tree of at most {max_nodes} nodes has {min(probs)} children per node")
+        best = int((tokens / costs).argmax())
+        chain = float((tokens / costs)[is_chain].max()) if is_chain.any() else float("nan")
+        lines.append({
+            "dataset": dataset, "method": method, "k_config": "x".join(map(str, trees[best])),
+            "nodes": int(np.cumprod(trees[best]).sum()), "tokens": float(tokens[best]), "cost": float(costs[best]),
+            "rate": float(tokens[best] / costs[best]), "best_chain_rate": chain,
+        })  # fmt: skip
+    return pd.DataFrame(lines).sort_values(["dataset", "rate"], ascending=[True, False], ignore_index=True)
+
+
+def as_sentence(advice: pd.DataFrame, cost: TreeCost) -> str:
+    best = advice.iloc[0]
+    costs = f"draft forward {cost.draft:g}, node {cost.node:g} target forwards"
+    if best.rate <= 1:
+        return f"{best.dataset}: do not draft at these costs ({costs}): the best tree makes {best.rate:.2f} of plain"
+    chain = "" if np.isnan(best.best_chain_rate) else f", {best.best_chain_rate:.2f} with the best chain"
+    return (
+        f"{best.dataset}: {plots.label(best.method)} (method={best.method} proposer.k_config={best.k_config}): "
+        f"{best.tokens:.2f} tokens per round, {best.rate:.2f} per target-forward time{chain} ({costs}; levels taken as "
+        "independent)"
+    )

@@ -1,12 +1,8 @@
 """What rules accept for given p and q: analysis.acceptance 'target_probs=[.5,.25,.25]' 'draft_probs=[[.5,.1,.4],...]'.
 
-No model: every tuple of candidates is enumerated, so vocabularies are small. The optimum is Khisti et al.'s (arXiv:2410.18234,
-Theorem 3) for two i.i.d. candidates, and its counterpart for other numbers and schemes (`toolkit.verification.optimal`).
-
-    exact   one line per row of draft_probs, K and method: q_1, q_2, ... (the row) and scheme;
-            acceptance  probability that a candidate is emitted by acceptance
-            drafted     probability that the emitted token is a candidate
-            optimum     the most that `drafted` can be; it has a line of its own as the method "optimum"
+Every tuple of candidates is enumerated. The optimum is Khisti et al.'s (arXiv:2410.18234, Theorem 3) for two i.i.d. candidates,
+and its counterpart for other numbers and schemes. The table `exact` has one line per row of draft_probs, K and method, with the
+columns of `acceptance_table`; the optimum has lines of its own.
 
 Shapes: P rows of draft_probs, K candidates, V vocabulary.
 """
@@ -22,8 +18,7 @@ import torch
 from torch import Tensor
 
 from analysis.multi_draft.target_texts import MethodRule
-from analysis.tables.console import show
-from analysis.tables.files import read_table, save_table
+from analysis.tables.files import read_table, save_table, show
 from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.runs.stage import open_stage
@@ -37,7 +32,6 @@ MOST = 200_000  # tuples of candidates: V^K
 
 
 def enumerate_rules(cfg: commands.Acceptance) -> Path:
-    """Enumerate, write, print; returns the output folder."""
     p, q = distributions(plain(cfg.target_probs), plain(cfg.draft_probs))
     counts = sorted(set(plain(cfg.num_drafts)))
     if not counts or len(p) ** max(counts) > MOST:

@@ -19,7 +19,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
 from analysis.tables.files import read_parquet, write_parquet
 from toolkit import config
 from toolkit.config.identity import contents_of
@@ -32,16 +31,96 @@ from toolkit.models.teacher import TextReading as Reading
 from toolkit.models.teacher import readings_along
 from toolkit.sampling import Sampling, row_generator
 from toolkit.verification import SelectionRule
+from toolkit.verification.base import acceptance
+from toolkit.verification.optimal import independent_bounds, optimal_acceptances
+from toolkit.verification.schemes import candidates, likeliest
 
 MODELS = ("target", "draft")
 PART = 16  # prompts; an interruption loses at most one part's work
 SUMS = ("accepted", "drafted", "optimum")  # over the positions of a text
+TOLERANCE = 1e-4  # by which the optimum without replacement may be off: see `optima`
+
+
+@dataclass(frozen=True)
+class Chances:
+    """accepted [N]: P(a candidate is emitted by acceptance); drafted [N]: P(the emitted token is one)."""
+
+    accepted: Tensor
+    drafted: Tensor
+
+
+def expected_acceptance(
+    rule: SelectionRule, scheme: str, target_probs: Tensor, draft_probs: Tensor, uniforms: Tensor
+) -> Chances:
+    """Means over R draws of the candidates: target_probs [N, V], the draft's side as above, uniforms [R, N, K]. float64 out."""
+    accepted, added = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
+    num_drafts = uniforms.shape[-1]
+    uniforms = uniforms[:1] if scheme == "top_k" else uniforms
+    for row in uniforms:
+        # Candidates [N, K] of each position, how many are real [N], and what each was drawn from [N, K, V].
+        if scheme == "top_k":
+            drawn, counts = likeliest(draft_probs, num_drafts)
+            distributions = torch.nn.functional.one_hot(drawn, draft_probs.shape[-1])
+        else:
+            drawn, counts = candidates(scheme, draft_probs, row)
+            alike = scheme != "independent"
+            distributions = draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1) if alike else draft_probs
+        distributions = distributions.to(target_probs.dtype)
+        accept, residual = rule.distribution(target_probs, distributions, drawn, counts)
+        by_acceptance = accept.sum(-1).double()
+        real = torch.arange(num_drafts, device=drawn.device) < counts.unsqueeze(-1)
+        redrawn = residual - residual.scatter(-1, torch.where(real, drawn, drawn[..., :1]), 0.0)
+        accepted += by_acceptance - _deviation(scheme, target_probs, draft_probs, drawn)
+        added += (1 - by_acceptance) * redrawn.sum(-1)
+    summed = rule.accepted(target_probs, distributions) if scheme in ("iid", "independent") else None
+    accepted = accepted / len(uniforms) if summed is None else summed.double()
+    return Chances(accepted, accepted + added / len(uniforms))
+
+
+def spread_uniforms(shape: tuple[int, int, int], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Uniforms [R, N, K] for R draws: per position and candidate one in each of R equal parts (a Latin hypercube)."""
+    parts = torch.rand(shape, generator=generator, dtype=dtype).argsort(dim=0)
+    within = torch.rand(shape, generator=generator, dtype=dtype)
+    return ((parts + within) / shape[0]).clamp(max=1 - torch.finfo(dtype).eps)
+
+
+def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: str) -> Tensor:
+    """`optimal_acceptances` [N]; of independent candidates with different distributions an upper bound.
+
+    Without replacement, K > 2: q's unlikeliest tokens are left out, each a candidate with probability below TOLERANCE.
+    """
+    if scheme == "top_k":
+        tokens, counts = likeliest(draft_probs, num_drafts)
+        real = torch.arange(num_drafts, device=tokens.device) < counts.unsqueeze(-1)
+        return (target_probs.gather(-1, tokens) * real).sum(-1, dtype=torch.float64)
+    if scheme == "independent":
+        return independent_bounds(target_probs, draft_probs)
+    if scheme == "without_replacement" and num_drafts > 2:
+        # Both distributions on the tokens of q that count, and one more token that q cannot draw, with the rest of p.
+        q, order = draft_probs.double().sort(dim=-1, descending=True)
+        behind = q.flip(-1).cumsum(-1).flip(-1)  # the mass of each token and all less likely ones
+        left = behind[..., min(num_drafts, q.shape[-1] - 1)].unsqueeze(-1)
+        size = max(int((behind > TOLERANCE / num_drafts * left).sum(-1).max()), min(num_drafts, q.shape[-1]))
+        whole = target_probs.double()
+        q, p = q[..., :size], whole.gather(-1, order[..., :size])
+        rest = (whole.sum(-1, keepdim=True) - p.sum(-1, keepdim=True)).clamp(min=0)
+        p, q = torch.cat([p, rest], -1), torch.cat([q, torch.zeros_like(rest)], -1)
+        target_probs, draft_probs = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    return optimal_acceptances(target_probs, draft_probs, num_drafts, scheme)
+
+
+def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:
+    """How far candidates [N, K] are from their mean in what is known of it [N]: see above."""
+    num_drafts = drawn.shape[-1]
+    if scheme != "without_replacement" and (scheme != "greedy" or num_drafts > 1):
+        return torch.zeros(len(drawn), dtype=torch.float64, device=drawn.device)
+    refused = 1 - torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
+    refusal = 1 - acceptance(target_probs, draft_probs, drawn[..., 0]).double()
+    return (refused - refusal) * refused ** (num_drafts - 1)
 
 
 @dataclass(frozen=True)
 class TargetText:
-    """What the target responded to one prompt."""
-
     prompt: str
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
@@ -49,10 +128,7 @@ class TargetText:
 
 @dataclass(frozen=True)
 class MethodRule:
-    """A method's rule and the way its candidates are drawn.
-
-    sources  of independent candidates, in turn: draft model and its own temperature (None: the walk's); else empty
-    """
+    """A method's rule and scheme. sources: of independent candidates, draft model and temperature (None: the walk's)."""
 
     method: str
     rule: SelectionRule
@@ -85,7 +161,6 @@ class MethodRule:
 
     @property
     def num_models(self) -> int:
-        """Draft models that it looks at, the first ones of the pair."""
         return 1 + max((draft for draft, _ in self.sources), default=0)
 
     def draft_side(self, reading: Reading, temperature: float | None, num_drafts: int) -> Tensor:
@@ -159,7 +234,6 @@ class Walk:
                 yield reading
 
     def _about(self, first: int, models: int) -> str:
-        """Hash of everything that a part's texts and sums depend on."""
         part = self.source[first : first + PART]
         prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
         contents = [vars(item) if isinstance(item, TargetText) else [item.id, item.content] for item in part]
@@ -238,11 +312,7 @@ class Walk:
 
 
 def alphabet_table(walk: Walk, folder: Path) -> pd.DataFrame:
-    """How many tokens have a probability above 0 at a position, after truncation (top-p, top-k).
-
-    Khisti et al. (arXiv:2410.18234), appendix F, for any pair and sampling. One line per model and size that occurs: model,
-    size (tokens), positions, share, share_up_to (cumulative). `folder`: where the walk's parts lie.
-    """
+    """Share of positions by tokens of probability above 0, per model (Khisti et al., arXiv:2410.18234, appendix F)."""
     counted: dict[str, Counter[int]] = {model: Counter() for model in MODELS}
     for reading in walk.readings(folder):
         for model, probs in zip(
@@ -273,7 +343,6 @@ def check_texts(pair: ModelPair, texts: Sequence[TargetText]) -> None:
 
 
 def _read(path: Path) -> pd.DataFrame | None:
-    """A finished file; a damaged one counts as none."""
     try:
         return read_parquet(path)
     except InputError:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.papers.table import Cell, PaperTable, Runs
+from analysis.figures.method_styles import MARKERS, METHODS, Look, look
+from analysis.papers.table import Cell, PaperTable, Runs, check_keys, expanded, first_column, merged
 from analysis.tables.files import markdown
+from analysis.tables.selection import undominated
+from toolkit.errors import unknown_name
+from toolkit.runs.figure_style import PALETTE, figure
 from toolkit.runs.stage import read_manifest
 
 READING = "Each cell: the figure here, with its interval in square brackets where there is one; in round brackets the paper's."
@@ -18,14 +23,12 @@ TOY, TOY_TARGET = "the toy pair", "toy/"  # how `models` names it
 FACTS = ("num_prompts", "num_texts", "prompts", "group_size", "positions", "dev_share", "sampling", "cost_ratio")
 PRINTED = re.compile(r"(-?\d+(?:\.\d+)?)(?: ± .*)?")
 Cells = Mapping[tuple[str, str], Cell]
+AXES = ("x", "y", "x_label", "y_label", "better")
+COLUMNS = ["panel", "curve", "method", "x", "y"]
 
 
 def as_markdown(table: PaperTable, cells: Cells, runs: Runs, models: str, figure: str | None) -> str:
-    """The whole page.
-
-    models  the pair that ran, in words
-    figure  the name of the figure's file, if there is one
-    """
+    """The whole page. models: the pair that ran, in words; figure: the name of the figure's file."""
     run = f"python -m toolkit.train +experiment={table.experiment} pair="
     named = ", ".join(f"`{pair}`" if len(table.pairs) > 2 else f"`{run}{pair}`" for pair in table.pairs)
     named = f"`{run}PAIR` with {named}" if len(table.pairs) > 2 else named
@@ -53,8 +56,6 @@ def differences(table: PaperTable, runs: Runs, models: str) -> list[str]:
 
 
 def side_by_side(table: PaperTable, cells: Cells) -> pd.DataFrame:
-    """The paper's layout, "here (paper)" in each cell."""
-
     def text(row: str, column: str) -> str:
         printed = table.printed(row, column)
         return cells[row, column].text() + ("" if printed is None else f" ({printed})")
@@ -63,10 +64,7 @@ def side_by_side(table: PaperTable, cells: Cells) -> pd.DataFrame:
 
 
 def sentence(table: PaperTable, claim: Mapping[str, Any], cells: Cells) -> str:
-    """A claim: the left row over the right one, here and in the paper, column by column; or columns, row by row.
-
-    In a sentence where there are a few of them, else in a table below the ranges.
-    """
+    """A claim, left over right, here and in the paper: in a sentence if about few columns (or rows), else in a table."""
     sides, names = (claim["left"], claim["right"]), claim["only"]
     pairs = [[(name, side) if claim["left"] in table.columns else (side, name) for side in sides] for name in names]
     here = [_gain(cells[left].value, cells[right].value) for left, right in pairs]
@@ -82,7 +80,6 @@ def sentence(table: PaperTable, claim: Mapping[str, Any], cells: Cells) -> str:
 
 
 def runs_list(runs: Runs) -> str:
-    """One line per run: its stage and the settings that its manifest names."""
     lines = []
     for name, folder in runs.folders.items():
         manifest = read_manifest(folder) or {}
@@ -93,7 +90,6 @@ def runs_list(runs: Runs) -> str:
 
 
 def _settings(value: Any) -> str:
-    """A node of a config in a few words: its settings that are set."""
     if not isinstance(value, Mapping):
         return str(value)
     plain = {
@@ -105,7 +101,6 @@ def _settings(value: Any) -> str:
 
 
 def _range(gains: Sequence[float | None]) -> str:
-    """The range of gains, from the least to the largest."""
     numbers = [gain for gain in gains if gain is not None]
     return f"{min(numbers):+.1%} to {max(numbers):+.1%}" if numbers else "not run"
 
@@ -115,14 +110,66 @@ def _percent(gain: float | None) -> str:
 
 
 def _gain(left: Any, right: Any) -> float | None:
-    """Left over right, less one; None where one of them is not a number."""
     first, second = _number(left), _number(right)
     return None if first is None or not second else first / second - 1
 
 
 def _number(value: Any) -> float | None:
-    """A number, also as the paper prints it; of "2.13 ± 0.05" the 2.13."""
     if not isinstance(value, str):
         return None if value is None else float(value)
     number = PRINTED.fullmatch(value)
     return float(number[1]) if number else None
+
+
+def draw(layout: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.DataFrame:
+    """Draw to `path`; returns the points: panel, curve, x, y. Panels without a run, or not measured, are left out."""
+    keys = (*AXES, "panels", "curves", "points")
+    if unknown := [key for key in layout if key not in keys]:
+        raise unknown_name("table.figure: key", unknown[0], keys)
+    panels = {name: {**{key: layout.get(key) for key in AXES}, **at} for name, at in expanded(layout["panels"]).items()}
+    curves = expanded(layout["curves"])
+    for source in (*panels.values(), *curves.values()):
+        check_keys(source, f"figure of {item}", str(layout), AXES)
+    parts = [pd.DataFrame(columns=COLUMNS)]
+    for panel, at in panels.items():
+        for name, curve in curves.items():
+            source = merged(at, curve)
+            if source.get("run") in runs.folders:
+                lines = runs.lines(source, f"{item}, {panel}, {name}")
+                methods = lines["method"].unique() if "method" in lines else []
+                method = str(methods[0]) if len(methods) == 1 else name  # whose colour a curve has: its own, if several
+                x, y = (first_column(at[axis], lines.columns, f"{item}: column") for axis in ("x", "y"))
+                across = lines[x] if lines[x].map(type).eq(str).any() else lines[x].astype(float)  # by x, maybe text
+                part = pd.DataFrame({"x": across, "y": lines[y].astype(float)}).dropna().sort_values("x")
+                parts.append(part.assign(panel=panel, curve=name, method=method))
+    points = pd.concat(parts[1:] or parts, ignore_index=True)[COLUMNS]
+    panels = {name: at for name, at in panels.items() if (points.panel == name).any()}
+    looks = _looks(points)
+    with figure(path, "page", 0.5 if len(panels) > 1 else 0.62, columns=max(1, len(panels))) as (axes,):
+        for number, (axis, (panel, at)) in enumerate(zip(axes, panels.items(), strict=False)):
+            for name, part in points[points.panel == panel].groupby("curve", sort=False):
+                style = {"color": looks[str(name)].color, "marker": looks[str(name)].marker, "linewidth": 1.3}
+                line = "none" if layout.get("points") or at["better"] else "-"
+                axis.plot(part.x, part.y, linestyle=line, label=str(name), markersize=4, **style)
+                if at["better"]:  # a line through the points that no other one beats
+                    more = ("more x" in at["better"], "more y" in at["better"])
+                    best = part[undominated(part[["x", "y"]].to_numpy(float), more)]
+                    axis.plot(best.x, best.y, color=style["color"], linewidth=1.3)
+            axis.set_title(panel, fontweight="normal")
+            for kind, middle in (("x", len(panels) // 2), ("y", 0)):  # once, if all panels have the same label
+                labels = {other[f"{kind}_label"] for other in panels.values()}
+                if number == middle or len(labels) > 1:
+                    getattr(axis, f"set_{kind}label")(at[f"{kind}_label"])
+        if panels:
+            entries = dict(zip(*(axes[0].get_legend_handles_labels()[::-1]), strict=True))
+            axes[0].figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3)
+    return points
+
+
+def _looks(points: pd.DataFrame) -> dict[str, Look]:
+    """Looks by curve: its method's where every curve is another known method, else colours and markers in order."""
+    methods = points[["curve", "method"]].drop_duplicates()
+    if methods.method.is_unique and methods.method.isin(METHODS).all():
+        return {str(line.curve): look(str(line.method)) for line in methods.itertuples()}
+    names = enumerate(dict.fromkeys(map(str, points.curve)))
+    return {name: Look(PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]) for number, name in names}

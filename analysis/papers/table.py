@@ -65,7 +65,6 @@ class Cell:
     why: str = "not run"
 
     def text(self) -> str:
-        """The text of a cell on a page."""
         if self.value is None or isinstance(self.value, str):
             return self.value or self.why
         number, note = self.form.format(self.value), f", {self.note}" if self.note else ""
@@ -76,8 +75,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table or figure of a paper, everything multiplied out."""
-
     paper: str
     cite: str
     item: str
@@ -116,17 +113,13 @@ class PaperTable:
         return table
 
     def source(self, row: str, column: str) -> dict[str, Any]:
-        """Where the number of a cell comes from."""
         return merged(self.cell, self.rows[row], self.columns[column])
 
     def printed(self, row: str, column: str) -> float | str | None:
-        """The published entry of a cell."""
         return self.published[row][list(self.columns).index(column)] if row in self.published else None
 
 
 class Runs:
-    """Tables of named run folders, each read once."""
-
     def __init__(self, folders: Mapping[str, Path | str]):
         self.folders = {name: Path(folder) for name, folder in folders.items()}
         self._tables: dict[tuple[str, str], pd.DataFrame] = {}
@@ -152,7 +145,6 @@ class Runs:
 
     @cached_property
     def pairs(self) -> set[str]:
-        """Names of the pairs that ran, as far as they have names."""
         configs = [(read_manifest(folder) or {}).get("config") or {} for folder in self.folders.values()]
         return {str(config["pair"]["name"]) for config in configs if (config.get("pair") or {}).get("name")}
 
@@ -241,7 +233,6 @@ def cells_of(table: PaperTable, runs: Runs) -> dict[tuple[str, str], Cell]:
 
 
 def as_frame(table: PaperTable, cells: Mapping[tuple[str, str], Cell]) -> pd.DataFrame:
-    """One line per cell: row, column, value, low, high, published."""
     lines = []
     for (row, column), cell in cells.items():
         text, printed = isinstance(cell.value, str), table.printed(row, column)
@@ -282,7 +273,6 @@ def merged(*parts: Source) -> dict[str, Any]:
 
 
 def expanded(entries: Mapping[str, Source | None] | None) -> dict[str, dict[str, Any]]:
-    """Named sources with their `for_each` multiplied out."""
     whole = {}
     for pattern, entry in (entries or {}).items():
         source = dict(entry or {})
@@ -323,7 +313,6 @@ def _claims(claim: Mapping[str, Any], rows: Mapping[str, Any], columns: Mapping[
 
 
 def _combinations(axes: Mapping[str, Any] | None) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Names and values for each combination of the axes."""
     listed = (axes or {}).items()
     named = {axis: each if isinstance(each, Mapping) else {value: value for value in each} for axis, each in listed}
     for names in product(*named.values()):

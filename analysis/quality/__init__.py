@@ -15,7 +15,6 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The names of all metrics."""
     return choices("quality")
 
 
@@ -50,5 +49,4 @@ def configs(entries: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> 
 
 
 def build(entries: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> dict[str, Metric]:
-    """The metrics that `configs` describes."""
     return {name: instantiate(config) for name, config in configs(entries).items()}

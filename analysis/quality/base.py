@@ -37,7 +37,6 @@ class Score:
 
     @classmethod
     def of(cls, value: float, reason: str = "") -> Score:
-        """One text that scored `value`."""
         return cls((float(value), 1.0), reason)
 
 
@@ -68,11 +67,9 @@ class Metric(ABC):
 
 
 class TextMetric(Metric):
-    """A metric that looks at one text at a time."""
-
     @abstractmethod
     def score(self, text: str, prompt: Prompt) -> Score:
-        """The score of a response."""
+        pass
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
         """Scores of all; a row that failed in decoding cannot be scored."""
@@ -93,7 +90,6 @@ def table(metric: Metric, scores: Sequence[Score]) -> Array:
 
 
 def reasons(scores: Sequence[Score]) -> dict[str, int]:
-    """Numbers of texts per reason, the most frequent first."""
     return dict(Counter(score.reason for score in scores if score.reason).most_common())
 
 

@@ -4,12 +4,9 @@ Paper: Chen et al. 2021 (arXiv:2107.03374), equation 1: of n programs of a probl
 
     pass@k = mean over problems of 1 - C(n - c, k) / C(n, k)
 
-which has no bias, unlike 1 - (1 - c/n)^k. Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed.
-Deviations: a program that leaves by exit() has failed, there it has passed. Tests and program run in two processes
-(`sandbox`), and only data crosses. A function that is to change its argument, or to return an object of a class of its
-own, fails. Prompts whose tests make objects of the program's classes (few of MBPP) are left out and counted.
-
-Runs the programs, which is off unless asked for: allow_code_execution=true.
+Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed. Deviations: a program that leaves by exit() has
+failed. Tests and program run in two processes (`sandbox`), and only data crosses: a function that is to change its argument, or
+to return an object of its own class, fails. Prompts whose tests make objects of its classes or hand it functions are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ class PassAtK(Metric):
             )
         self.k, self.label = k, f"pass@{k}"
         self.limits = sandbox.Limits(seconds, memory)
-        self.provenance = f"programs confined by {sandbox.check(self.limits)}"
+        self.provenance = f"programs confined by {sandbox.chosen()}"
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
         """Each of a prompt's n generations holds 1/n of the prompt: (pass@k / n, 1 / n)."""
@@ -73,7 +70,6 @@ class PassAtK(Metric):
         return scores
 
     def _verdict(self, prompt: Prompt, generation: Generation) -> ProgramVerdict:
-        """The verdict on a program."""
         if generation.error is not None:
             return ProgramVerdict(sandbox.FAILED, f"decoding failed: {generation.error}")
         tests = checks_of(prompt)
@@ -92,12 +88,7 @@ def pass_at_k(num_programs: int, num_passed: int, k: int) -> float:
 
 
 def program(text: str, prompt: Prompt) -> str:
-    """The response as a program.
-
-    A response that defines the function stands alone, with the imports of the question. Any other one completes the
-    question's code (`extra["prompt"]`, else the prompt itself) and ends where a line without indentation begins. Without an
-    entry point the code stands alone.
-    """
+    """The response, alone (with the question's imports) if it defines the function; else it completes the question."""
     name, question = prompt.extra.get("entry_point"), _question(prompt)
     block = fenced(text)
     code = text if block is None else block
@@ -111,7 +102,6 @@ def program(text: str, prompt: Prompt) -> str:
 
 
 def checks_of(prompt: Prompt) -> Tests | None:
-    """What judges a prompt's programs; None if nothing is known."""
     extra = prompt.extra
     name, check, asserts = extra.get("entry_point"), extra.get("test"), extra.get("test_list")
     if isinstance(check, str) and isinstance(name, str):

@@ -37,7 +37,6 @@ class ExactMatch(TextMetric):
         self.judge = judge
 
     def score(self, text: str, prompt: Prompt) -> Score:
-        """1 or 0."""
         answers = references(prompt)
         if not answers:
             return Score(None, "no answer is known")
@@ -57,7 +56,6 @@ class TokenF1(TextMetric):
     scale = "probability"
 
     def score(self, text: str, prompt: Prompt) -> Score:
-        """The F1 of the reference that fits best, between 0 and 1."""
         answers = references(prompt)
         if not answers:
             return Score(None, "no answer is known")
@@ -65,7 +63,6 @@ class TokenF1(TextMetric):
 
 
 def first_line(text: str) -> str:
-    """The first line that is not blank."""
     return text.strip().split("\n", 1)[0]
 
 

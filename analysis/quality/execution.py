@@ -34,8 +34,6 @@ PACKING = 2.0  # seconds of CPU beyond the query's
 
 @dataclass(frozen=True)
 class Result:
-    """The rows of a query, or why there are none."""
-
     rows: list[tuple[Any, ...]] | None
     reason: str = ""
 
@@ -103,7 +101,7 @@ class Execution(TextMetric):
         with sandbox.Confined("query", arguments, limits, sandbox.chosen(), files=[path]) as process:
             answer = process.output(self.seconds + GRACE)
         try:
-            return Result(*unpack(json.loads(answer or ""), {}))
+            return Result(*unpack(json.loads(answer or "")))
         except Exception:  # it ended before its rows came
             return Result(None, f"killed: more than {self.seconds:g} s, or too much memory")
 
@@ -127,7 +125,6 @@ def is_ordered(query: str) -> bool:
 
 
 def same(rows: list[tuple[Any, ...]], others: list[tuple[Any, ...]], ordered: bool) -> bool:
-    """Whether two results are equal: as lists, or as multisets."""
     ours, theirs = [_rounded(row) for row in rows], [_rounded(row) for row in others]
     return ours == theirs if ordered else Counter(ours) == Counter(theirs)
 

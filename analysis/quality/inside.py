@@ -1,11 +1,6 @@
 """Runs inside a confined process, on the standard library alone: `sandbox` hands this file's text to `python -c`.
 
-Standard input holds one JSON object: a job, its arguments, limits, pipes. The process limits itself, says READY, and does it:
-
-    program  runs the candidate once, then answers calls
-    tests    runs the tests of a data set, in which the program's functions are stand-ins that call; writes the verdict
-    query    runs one SQL query on one file, read-only; writes the rows
-
+Standard input holds a job. `program` answers calls; `tests` calls it by stand-ins and writes the verdict; `query` writes rows.
 Calls and answers are lines of JSON: data of exactly the builtin types, with a tag on every container. So nothing that a program
 defined (`__eq__`, `__hash__`, `__len__`) runs in the tests' process.
 """
@@ -20,11 +15,13 @@ import os
 import re
 import resource
 import signal
+import socket
 import sqlite3
 import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import monotonic
 from types import FunctionType, MethodType
 from typing import Any, NoReturn
@@ -47,68 +44,100 @@ NEW = {"x86_64": (0xC000003E, (56, 57, 58, 435, 272)), "aarch64": (0xC00000B7, (
 READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 SIZES = {sqlite3.SQLITE_LIMIT_LENGTH: 200_000, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
          sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000, sqlite3.SQLITE_LIMIT_ATTACHED: 0}  # fmt: skip
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Do the job that standard input names. Standard error is a file of the starter's, standard output is thrown away."""
+    """Do the job. Standard error is a file of the starter's, standard output is thrown away."""
     task = json.load(sys.stdin)
+    if task["paths"] is not None:
+        enter_namespaces(task["paths"])
     restrict(task["limits"])
     output = os.fdopen(os.dup(2), "w")
     print(READY, file=output, flush=True)
     os.dup2(1, 2)
     sys.set_int_max_str_digits(0)
-    pipes: list[Any] = [os.fdopen(pipe, mode) for pipe, mode in zip(task["pipes"], ("rb", "wb"), strict=False)]
+    channel = None if task["channel"] is None else socket.socket(fileno=task["channel"]).makefile("rwb")
     if task["job"] == "program":
         output.close()
-        program(*pipes, *task["arguments"])
+        program(channel, *task["arguments"])
     elif task["job"] == "tests":
         nonce, *arguments = task["arguments"]
-        print(
-            json.dumps([nonce, *(word[:500] for word in ProgramTester(*pipes).verdict(*arguments))]),
-            file=output,
-            flush=True,
-        )
+        words = [word[:500] for word in ProgramTester(channel).verdict(*arguments)]
+        print(json.dumps([nonce, *words]), file=output, flush=True)
     else:
         print(json.dumps(pack(query(*task["arguments"]))), file=output)
+
+
+def call(name: str, *arguments: Any) -> None:
+    """A function of the C library. Raises OSError."""
+    wide = [ctypes.c_ulong(value) if type(value) is int and value >= 0 else value for value in arguments]
+    if getattr(libc, name)(*wide) < 0:
+        raise OSError(f"{name} {arguments[:2]}: {os.strerror(ctypes.get_errno())}")
+
+
+def enter_namespaces(paths: list[str]) -> None:
+    """Go on as the first process of own namespaces, without capabilities, where these files are, read-only, and no others."""
+    user, group = os.geteuid(), os.getegid()
+    call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # killed with the parent
+    call("unshare", 0x7C020000)  # mounts, names, IPC, users, processes, network
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"65534 {user} 1"),
+        ("gid_map", f"65534 {group} 1"),
+    ):  # nobody
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    root, bind, recursive, slave, mount_setattr, here = "/proc", 4096, 16384, 1 << 19, 442, -100
+    sealed = ctypes.byref((ctypes.c_uint64 * 4)(1 | 2 | 4))  # read-only, no setuid programs, no devices
+    call("mount", b"none", b"/", None, slave | recursive, None)  # nothing done here is seen outside
+    call("mount", b"tmpfs", root.encode(), b"tmpfs", 0, b"size=1m,mode=755")
+    for path in paths:
+        target = root + path
+        os.makedirs(target if os.path.isdir(path) else os.path.dirname(target), exist_ok=True)
+        if not os.path.exists(target):
+            open(target, "x").close()
+        call("mount", path.encode(), target.encode(), None, bind | recursive, None)
+        call("syscall", mount_setattr, here, target.encode(), 0x8000, sealed, 32)  # with all mounts below it
+    call("syscall", mount_setattr, here, root.encode(), 0, sealed, 32)
+    os.chroot(root)
+    os.chdir("/")
+    if child := os.fork():
+        os.waitpid(child, 0)
+        os._exit(0)
+    call("capset", struct.pack("II", 0x20080522, 0), bytes(24))
 
 
 def restrict(limits: dict[str, int]) -> None:
     """Take the limits, end with the starter, and let the kernel refuse new processes, which a limit does not for root."""
     for name, value in limits.items():
-        number = getattr(resource, name)
-        hard = resource.getrlimit(number)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        hard = resource.getrlimit(number := getattr(resource, name))[1]
+        value = min(value, hard) if hard >= 0 else value
         resource.setrlimit(number, (value, value))
     architecture, calls = NEW[os.uname().machine]
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # instructions: (code, jump if true, jump if false, value)
     allow, refuse, kill = 0x7FFF0000, 0x50001, 0x80000000
     lines = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill), (load, 0, 0, 0)]
     lines += [(at_least, 0, 1, 1 << 30), (give, 0, 0, refuse)]  # the second set of numbers of x86_64
-    lines += [line for call in calls for line in ((equal, 0, 1, call), (give, 0, 0, refuse))]
+    lines += [line for number in calls for line in ((equal, 0, 1, number), (give, 0, 0, refuse))]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in [*lines, (give, 0, 0, allow)]))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(lines) + 1, ctypes.addressof(code)))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-    for arguments in ((1, signal.SIGKILL, 0), (38, 1, 0), (22, 2, ctypes.addressof(header))):
-        if prctl(*arguments, 0, 0):  # killed with the parent, no new privileges, seccomp
-            raise OSError(f"prctl {arguments[0]}: {os.strerror(ctypes.get_errno())}")
+    for option, *values in ((1, signal.SIGKILL, 0), (38, 1, 0), (22, 2, ctypes.addressof(header))):
+        call("prctl", option, *values, 0, 0)  # killed with the parent, no new privileges, seccomp
 
 
 class Uncrossable(TypeError):
     """A value that cannot cross."""
 
-    def __init__(self, value: Any):
-        super().__init__(f"a value of type {type(value).__name__}: {CROSSES}")
-        self.value = value
+    def __str__(self) -> str:
+        return f"a value of type {type(self.args[0]).__name__}: {CROSSES}"
 
 
-def pack(value: Any, functions: dict[Any, str] | None = None) -> Any:
-    """The value for JSON. `functions` names those that stay in the other process. Raises Uncrossable."""
+def pack(value: Any) -> Any:
+    """The value for JSON. Raises Uncrossable."""
     kind, items = type(value), value
     if value is None or kind in (bool, int, float, str):
         return value
-    if kind is FunctionType and functions and value in functions:
-        return ["function", functions[value]]
     if kind in (dict, OrderedDict, Counter, defaultdict):
         items = value.items()
     elif kind is complex:
@@ -119,73 +148,61 @@ def pack(value: Any, functions: dict[Any, str] | None = None) -> Any:
         if not isinstance(value, Iterator):
             raise Uncrossable(value)
         kind = type(iter([]))
-    return [kind.__name__, *(pack(item, functions) for item in items)]
+    return [kind.__name__, *(pack(item) for item in items)]
 
 
-def unpack(value: Any, functions: dict[str, Any]) -> Any:
-    """The value again, made of nothing but builtin types, and functions by their names."""
-    if type(value) is not list:
-        return value
-    tag, *items = value
-    return functions[items[0]] if tag == "function" else NAMED[tag](unpack(item, functions) for item in items)
+def unpack(value: Any) -> Any:
+    return NAMED[value[0]](map(unpack, value[1:])) if type(value) is list else value
 
 
-def program(questions: Any, answers: Any, source: str) -> None:
+def program(channel: Any, source: str) -> None:
     """Run the program, then answer every (name, args, kwargs) by what its function returns or raises."""
     names: dict[str, Any] = {"__name__": "program"}
 
-    def call(question: Any) -> Any:
-        name, args, kwargs = unpack(question, names)
-        return eval(name, names)(*args, **kwargs)
-
-    def reply(action: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    def reply(line: bytes) -> dict[str, Any]:
         try:
-            return {"value": pack(action(*args))}
+            if not line:
+                exec(compile(source, "program.py", "exec"), names)
+                return {}
+            name, args, kwargs = unpack(json.loads(line))
+            return {"value": pack(eval(name, names)(*args, **kwargs))}
         except BaseException as error:
             return {"raised": [kind.__name__ for kind in type(error).__mro__], "text": str(error)[:500]}
 
-    answers.write(b"\n")
-    answers.flush()
-    start = reply(lambda: exec(compile(source, "program.py", "exec"), names))
-    for line in questions:
-        answer = start if "raised" in start else reply(call, json.loads(line))
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
+    channel.write(b"\n")
+    channel.flush()
+    start = reply(b"")
+    for line in channel:
+        answer = start if "raised" in start else reply(line)
+        channel.write(json.dumps(answer).encode() + b"\n")
+        channel.flush()
 
 
-class Fault(BaseException):
-    """The program did what no program may. `ProgramTester.fault` keeps it, so tests cannot catch it away."""
-
-
-class Unsupported(BaseException):
-    """The tests need more of the program than functions of data."""
+class Stop(BaseException):
+    """Ends the tests. `ProgramTester.ended` keeps why, so tests cannot catch it away."""
 
 
 class ProgramTester:
-    """Runs tests and asks the program. fault: what it did wrong first, if anything."""
+    """Runs tests and asks the program. ended: the verdict of what ended them first, if anything."""
 
-    def __init__(self, answers: Any, questions: Any):
-        self.answers, self.questions, self.fault = answers, questions, ""
-        self.functions: dict[Any, str] = {}
+    def __init__(self, channel: Any):
+        self.channel, self.ended = channel, list[str]()
 
     def verdict(self, seconds: float, question: str, tests: str, entry_point: str | None) -> list[str]:
-        """The verdict in words. "unsupported" depends on nothing that a program says."""
-        self.answers.readline(LONGEST)  # the program is ready
+        self.channel.readline(LONGEST)  # the program is ready
         try:
             tree = ast.parse(tests)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             return ["unsupported", f"the tests are not Python: {error}"]
-        signal.signal(signal.SIGALRM, lambda *_: self.refuse(f"killed after {seconds:g} s"))
+        signal.signal(signal.SIGALRM, lambda *_: self.stop("failed", f"killed after {seconds:g} s"))
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             exec(compile(tree, "tests.py", "exec"), self.namespace(question, tree, entry_point))
-        except Unsupported as error:
-            return ["unsupported", str(error)]
         except BaseException as error:
             if type(error) is ModuleNotFoundError:  # not one of the program's: those are of a subclass
                 return ["unsupported", f"the tests need what is not here: {error}"]
-            return ["failed", self.fault or f"{type(error).__name__}: {error}"]
-        return ["failed", self.fault] if self.fault else ["passed", ""]
+            return self.ended or ["failed", f"{type(error).__name__}: {error}"]
+        return self.ended or ["passed", ""]
 
     def namespace(self, question: str, tree: ast.AST, entry_point: str | None) -> dict[str, Any]:
         """What the tests' names mean: the data set's own code first, then modules, then the program."""
@@ -200,65 +217,55 @@ class ProgramTester:
         nodes = list(ast.walk(tree))
         own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         own |= {(node.asname or node.name).split(".")[0] for node in nodes if isinstance(node, ast.alias)}
-        names = {node.id for node in nodes if isinstance(node, ast.Name)} - {*namespace, *dir(builtins), *own}
-        bases = {
-            node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-        }
-        namespace |= {name: __import__(name) for name in names & bases & sys.stdlib_module_names}
-        calls = [node for node in nodes if isinstance(node, ast.Call)]
-        functions = {node.func.id for node in calls if isinstance(node.func, ast.Name)} & names
-        if classes := {name for name in functions - {entry_point} if name[0].isupper()}:
-            raise Unsupported(f"the tests make objects of the program's class {min(classes)}")
-        passed = [
-            *(node for call in calls for node in call.args),
-            *(word.value for call in calls for word in call.keywords),
-        ]
-        functions |= {node.id for node in passed if isinstance(node, ast.Name)} & names
-        self.ask("bool", (), {})  # a program that does not run fails even tests that call nothing
-        return namespace | {name: self.stand_in(name) for name in functions - set(namespace)}
+        own |= {*namespace, *dir(builtins)}
+        free = lambda parts: {part.id for part in parts if isinstance(part, ast.Name)} - own
+        bases = free(node.value for node in nodes if isinstance(node, ast.Attribute))
+        called = free(node.func for node in nodes if isinstance(node, ast.Call))
+        if classes := {name for name in called - {entry_point} if name[0].isupper()}:
+            self.stop("unsupported", f"the tests make objects of the program's class {min(classes)}")
+        self.ask("bool")  # a program that does not run fails even tests that call nothing
+        namespace |= {name: __import__(name) for name in bases & sys.stdlib_module_names}
+        return namespace | {name: partial(self.ask, name) for name in free(nodes) - set(namespace)}
 
-    def stand_in(self, name: str) -> Callable[..., Any]:
-        """A function that calls the program's."""
-        function = lambda *args, **kwargs: self.ask(name, args, kwargs)
-        self.functions[function] = name
-        return function
+    def stop(self, kind: str, reason: str) -> NoReturn:
+        """Raises Stop, and remembers the verdict."""
+        self.ended = self.ended or [kind, reason]
+        raise Stop(reason)
 
-    def refuse(self, reason: str) -> NoReturn:
-        """Raises Fault, and remembers it."""
-        self.fault = self.fault or reason
-        raise Fault(self.fault)
-
-    def ask(self, *question: Any) -> Any:
+    def ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """What the program returns; raises what it raises, as far as that is an ordinary exception."""
-        if self.fault:
-            raise Fault(self.fault)
+        if self.ended:
+            raise Stop
+        line = b""
         try:
-            self.questions.write(json.dumps(pack(question, self.functions)).encode() + b"\n")
-            self.questions.flush()
-            line = self.answers.readline(LONGEST)
+            self.channel.write(json.dumps(pack((name, args, kwargs))).encode() + b"\n")
+            self.channel.flush()
+            line = self.channel.readline(LONGEST)
         except Uncrossable as error:
-            owner = error.value if isinstance(error.value, type | FunctionType | MethodType) else type(error.value)
-            if getattr(owner, "__module__", None) == "tests":  # no answer of the program makes such a value
-                raise Unsupported(f"the tests pass {error}") from None
-            self.refuse(f"{error} was passed on")
-        except BrokenPipeError:
-            self.refuse("ended too soon")
+            (value,) = error.args
+            owner = value if isinstance(value, type | FunctionType | MethodType) else type(value)
+            if isinstance(value, partial) or getattr(owner, "__module__", None) == "tests":  # of no program's answer
+                self.stop("unsupported", f"the tests pass {error}")
+            self.stop("failed", f"{error} was passed on")
+        except ConnectionError:
+            pass
         if not line.endswith(b"\n"):
-            self.refuse(f"answered with more than {LONGEST // 2**20} MiB" if len(line) == LONGEST else "ended too soon")
+            long = f"answered with more than {LONGEST // 2**20} MiB"
+            self.stop("failed", long if len(line) >= LONGEST else "ended too soon")
         try:
             answer = json.loads(line)
             if "value" in answer:
-                return unpack(answer["value"], {})
+                return unpack(answer["value"])
             names, text = answer["raised"], str(answer["text"])
             kinds = [kind for name in names if isinstance(kind := getattr(builtins, name, None), type)]
             own = {"__init__": lambda *_: None, "__str__": lambda _: text, "__module__": "program"}
             raised = type(names[0], (kinds[0],), own)(text)
         except Exception:
-            self.refuse("an unreadable answer")
+            self.stop("failed", "an unreadable answer")
         if names[0] == "Uncrossable":
-            self.refuse(f"returned {text}")
+            self.stop("failed", f"returned {text}")
         if not isinstance(raised, Exception) or isinstance(raised, StopIteration | StopAsyncIteration):
-            self.refuse(f"{names[0]}: {text}")  # these end loops, and would skip the assertions in them
+            self.stop("failed", f"{names[0]}: {text}")  # these end loops, and would skip the assertions in them
         raise raised
 
 

@@ -10,19 +10,254 @@ decodes greedily. An endpoint is asked at temperature 0, which promises nothing:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from analysis.quality.base import Metric, Score, check_lengths
-from analysis.quality.judge_templates import Template, rating_of
-from analysis.quality.judges import Endpoint, LocalJudge, Reply
+from toolkit.config import method
 from toolkit.config.notes import Above, AtLeast, File, Model
 from toolkit.config.values import check_ranges
+from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
-from toolkit.models.prompts import Prompt
+from toolkit.models.pair import ModelPair, fingerprint, load_tokenizer
+from toolkit.models.prompts import Message, Prompt
+from toolkit.runs.endpoint import Client, Refused, Silent, Wrong, address, key_of, retrying
 from toolkit.types import Generation
+from toolkit.types import Prompt as Content
+
+SYSTEM = "You are a helpful assistant."
+LOWEST, HIGHEST = 1.0, 10.0
+RATING = re.compile(r"\[\[(\d+(?:\.\d+)?)\]\]")
+PLACE = re.compile(r"\{(question|answer|reference)\}")
+SINGLE = """[Instruction]
+Please act as an impartial judge and evaluate the quality of the response provided by an AI assistant to the user question \
+displayed below. Your evaluation should consider factors such as the helpfulness, relevance, accuracy, depth, creativity, and \
+level of detail of the response. Begin your evaluation by providing a short explanation. Be as objective as possible. After \
+providing your explanation, you must rate the response on a scale of 1 to 10 by strictly following this format: \
+"[[rating]]", for example: "Rating: [[5]]".
+
+[Question]
+{question}
+
+[The Start of Assistant's Answer]
+{answer}
+[The End of Assistant's Answer]"""
+REFERENCE = """[Instruction]
+Please act as an impartial judge and evaluate the quality of the response provided by an AI assistant to the user question \
+displayed below. Your evaluation should consider correctness and helpfulness. You will be given a reference answer and the \
+assistant's answer. Begin your evaluation by comparing the assistant's answer with the reference answer. Identify and \
+correct any mistakes. Be as objective as possible. After providing your explanation, you must rate the response on a scale \
+of 1 to 10 by strictly following this format: "[[rating]]", for example: "Rating: [[5]]".
+
+[Question]
+{question}
+
+[The Start of Reference Answer]
+{reference}
+[The End of Reference Answer]
+
+[The Start of Assistant's Answer]
+{answer}
+[The End of Assistant's Answer]"""
+KNOWN = {"single": SINGLE, "reference": REFERENCE}
+GIVE_UP = 5  # questions without a reply, in a row
+
+
+@dataclass(frozen=True)
+class Template:
+    """A judge's instruction with the placeholders {question}, {answer} and perhaps {reference}."""
+
+    name: str
+    text: str
+
+    @classmethod
+    def named(cls, name: str) -> Template:
+        """One of KNOWN, or a text file. Raises InputError if it is neither, or lacks a placeholder."""
+        text = KNOWN.get(name)
+        if text is None:
+            try:
+                text = Path(name).read_text(encoding="utf-8")
+            except (OSError, ValueError):
+                names = " or ".join(KNOWN)
+                raise InputError(
+                    f"template: expected {names}, or a text file with {{question}} and {{answer}}, got {name!r}"
+                ) from None
+        if missing := {"question", "answer"} - set(PLACE.findall(text)):
+            raise InputError(f"template: {name} lacks the placeholder {{{min(missing)}}}")
+        return cls(name, text)
+
+    @property
+    def needs_reference(self) -> bool:
+        return "{reference}" in self.text
+
+    @property
+    def about(self) -> str:
+        return f"template {self.name} ({content_hash(self.text, 8)})"
+
+    def filled(self, prompt: Prompt, answer: str) -> str:
+        """The instruction about one answer. Placeholders inside the question or the answer stay as they are."""
+        turns: tuple[Message, ...] = prompt.messages or ()  # all of a conversation with several
+        headed = "\n\n".join(f"### {turn['role'].capitalize()}:\n{turn['content']}" for turn in turns)
+        question = prompt.prompt if prompt.prompt is not None else turns[0]["content"] if len(turns) == 1 else headed
+        values = {"question": question, "answer": answer, "reference": prompt.answer or ""}
+        return PLACE.sub(lambda match: values[match[1]], self.text)
+
+
+def rating_of(reply: str) -> tuple[float | None, str]:
+    """The first "[[rating]]" of a reply; or None, and why."""
+    match = RATING.search(reply)
+    if match is None:
+        return None, "the judge gave no rating"
+    rating = float(match[1])
+    if not LOWEST <= rating <= HIGHEST:
+        return None, f"the judge's rating is not from {LOWEST:g} to {HIGHEST:g}"
+    return rating, ""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a judge said. text: None if nothing came, `reason` says why. by: what the judge calls itself, if it does."""
+
+    text: str | None
+    reason: str = ""
+    by: str = ""
+
+
+class Endpoint:
+    """A chat completions endpoint. body: keys of every request, None takes one out; the rest as of the metric."""
+
+    def __init__(
+        self, base_url: str, model: str, key_variable: str | None, body: Mapping[str, Any],
+        seconds: float, retries: int, backoff: float, workers: int,
+    ):  # fmt: skip
+        url = address(base_url, "/chat/completions", "judge.base_url", "; name the key's variable: key_variable=NAME")
+        mend = "expected base_url, model and key_variable of an endpoint"
+        self.client = Client(url, key_of(key_variable, "judge.key_variable"), seconds, "the judge", mend)
+        self.model = model
+        request = {"model": model, "temperature": 0, **body}
+        self.body = {name: value for name, value in request.items() if value is not None}
+        self.retries, self.backoff, self.workers = retries, backoff, workers
+        self._lock = threading.Lock()
+        self._num_answered = self._num_silent = 0
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"endpoint": self.client.address, "request": self.body}
+
+    @property
+    def about(self) -> str:
+        how = ", ".join(f"{name} {value}" for name, value in self.body.items() if name != "model")
+        return f"{self.model} at {self.client.address} ({how}; an endpoint need not answer twice alike)"
+
+    def open(self, pair: Any) -> None:
+        pass
+
+    def ask(self, questions: Sequence[str]) -> Iterator[Reply]:
+        """Several at once. Raises InputError for a wrong address or key, or after GIVE_UP questions without a reply."""
+        pool = ThreadPoolExecutor(self.workers)
+        try:
+            yield from pool.map(self._reply, questions)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _reply(self, question: str) -> Reply:
+        try:
+            reply = retrying(self.retries + 1, self.backoff)(self._try, question)
+        except Refused as refusal:
+            return self._without(str(refusal), counts=not self._num_answered)
+        except Silent as silence:
+            return self._without(str(silence), counts=True)
+        with self._lock:
+            self._num_answered, self._num_silent = self._num_answered + 1, 0
+        return reply
+
+    def _without(self, reason: str, counts: bool) -> Reply:
+        """No reply to one question. Raises InputError once there were too many of them in a row."""
+        with self._lock:
+            self._num_silent += counts
+            if self._num_silent >= GIVE_UP:
+                raise InputError(
+                    f"judge: {self.client.address} answered none of {GIVE_UP} questions in a row ({reason}); run again when it "
+                    "answers (kept=FOLDER keeps the answers so far)"
+                )
+        return Reply(None, reason)
+
+    def _try(self, question: str) -> Reply:
+        """One request. Raises InputError, Refused or Silent."""
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        try:
+            completion = self.client.post({**self.body, "messages": messages})
+        except Wrong as error:
+            raise Wrong(f"judge: {error}", error.status) from None
+        try:
+            text = completion["choices"][0]["message"]["content"]
+        except (LookupError, TypeError):
+            raise self.client.nonsense(completion) from None
+        if not isinstance(text, str):
+            raise Silent("the judge's answer holds no text")
+        by = [str(completion[name]) for name in ("model", "system_fingerprint") if completion.get(name)]
+        return Reply(text, by=" ".join(by))
+
+
+class LocalJudge:
+    """A checkpoint folder or a name of the hub. A tokenizer without a chat template is given the question as it is."""
+
+    def __init__(
+        self, model: str, revision: str | None, dtype: str, device: str | None, batch_size: int, max_tokens: int
+    ):
+        self.model, self.revision, self.dtype, self.device = model, revision, dtype, device
+        self.batch_size = batch_size
+        self.sampling = Sampling(temperature=0.0, max_new_tokens=max_tokens)
+        self.pair: ModelPair | None = None
+        load_tokenizer(model, revision)  # a wrong name is said before anything is decoded
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        identity = {"model": self.model, "revision": self.revision, "max_tokens": self.sampling.max_new_tokens}
+        if self.pair is not None:
+            target = self.pair.target
+            identity |= {"weights": fingerprint(target), "dtype": str(target.dtype).removeprefix("torch.")}
+        return identity
+
+    @property
+    def about(self) -> str:
+        identity = self.identity
+        weights = f" (weights {identity['weights']}, {identity['dtype']})" if "weights" in identity else ""
+        return f"{self.model}{weights}, greedily"
+
+    def open(self, pair: Any) -> None:
+        if self.pair is None:
+            device = self.device or ("cpu" if pair is None else str(pair.device))
+            self.pair = ModelPair.from_pretrained(self.model, device=device, dtype=self.dtype, revision=self.revision)
+
+    def ask(self, questions: Sequence[str]) -> Iterator[Reply]:
+        assert self.pair is not None
+        for first in range(0, len(questions), self.batch_size):
+            prompts = [self._prompt(text) for text in questions[first : first + self.batch_size]]
+            generations = decode(
+                self.pair, prompts, method("autoregressive"), self.sampling, batch_size=self.batch_size
+            )
+            for generation in generations:
+                error = generation.error and f"the judge could not read it: {generation.error.partition(': ')[2]}"
+                yield Reply(None, error) if error else Reply(generation.text)
+
+    def _prompt(self, question: str) -> Content:
+        assert self.pair is not None
+        if not getattr(self.pair.tokenizer, "chat_template", None):
+            return question
+        turn = {"role": "user", "content": question}
+        chat = [{"role": "system", "content": SYSTEM}, turn]
+        try:
+            self.pair.encode(chat)
+        except InputError:
+            return [turn]
+        return chat
 
 
 class Judge(Metric):
@@ -86,10 +321,7 @@ class Judge(Metric):
         self._say()
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
-        """(rating, 1) of every answer that got one. Equal answers to a prompt are judged once.
-
-        Raises InputError if the judge cannot be loaded or reached.
-        """
+        """(rating, 1) of every answer that got one; equal ones are judged once. Raises InputError without a judge."""
         check_lengths(prompts, generations)
         reasons = []
         for prompt, generation in zip(prompts, generations, strict=True):
@@ -126,15 +358,12 @@ class Judge(Metric):
             for reason, text in zip(reasons, questions, strict=True)
         ]
 
-    # -- earlier judgements ----------------------------------------------------------------------------------------
-
     def _path(self, text: str) -> Path | None:
         if self.kept is None:
             return None
         return self.kept / f"{content_hash([self.judge.identity, text], 24)}.json"
 
     def _say(self) -> None:
-        """Bring `provenance` up to date."""
         rated = sum(_score(reply).counts is not None for reply in self._replies.values())
         by = sorted({reply.by for reply in self._replies.values() if reply.by})
         parts = [f"rated by {self.judge.about}", *(f"which answered as {name}" for name in by), self.template.about]
@@ -146,7 +375,6 @@ class Judge(Metric):
 
 
 def _score(reply: Reply) -> Score:
-    """The rating in a reply; none where there is no reply, or no rating in it."""
     if reply.text is None:
         return Score(None, reply.reason)
     rating, reason = rating_of(reply.text)

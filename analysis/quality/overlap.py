@@ -29,7 +29,6 @@ class RougeL(TextMetric):
         self._scorer = library("rouge_score.rouge_scorer", "rouge-score").RougeScorer(["rougeL"], use_stemmer=stem)
 
     def score(self, text: str, prompt: Prompt) -> Score:
-        """F of the reference that fits best."""
         answers = references(prompt)
         if not answers:
             return Score(None, "no reference is known")
@@ -51,7 +50,6 @@ class Bleu(TextMetric):
             raise InputError(f"tokenize: expected a tokenizer of sacrebleu, got {tokenize!r}: {error!r}") from None
 
     def score(self, text: str, prompt: Prompt) -> Score:
-        """Lengths, and n-grams that match and that there are, n = 1..4."""
         answers = references(prompt)
         if not answers:
             return Score(None, "no reference is known")

@@ -64,7 +64,6 @@ class Perplexity(Metric):
         return scores
 
     def value(self, totals: Array) -> Array:
-        """exp(nats / tokens)."""
         with np.errstate(over="ignore"):
             return np.exp(super().value(totals))
 

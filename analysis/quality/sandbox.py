@@ -1,19 +1,14 @@
 """Running what a model wrote: a program and its tests in two confined processes, an SQL query in a third kind.
 
-    tests' process  -- calls: names and literal arguments -->  program's process
-                    <-- literal results, or exceptions -----
-         |
-         +-- verdict, with a nonce that this process alone is told --> here
+    tests' process  -- calls: names and arguments -->  program's process  -- results or exceptions -->  tests' process
+    tests' process  -- verdict, with a nonce that this process alone is told -->  here
 
-Walls: bubblewrap if it is installed, else namespaces of our own (`namespaces`), else nothing is run. Inside are
-Python's standard library and the system's shared libraries, read-only, and nothing else: no other file, no place to write, no
-network, no other process, no environment. The kernel limits CPU time, memory and open files, and refuses new processes and
-threads. Output is thrown away, answers are limited in length, and everything is killed when the time is up.
+Walls: bubblewrap, else user namespaces of our own, else nothing is run. Inside are Python's standard library and the system's
+shared libraries, read-only, and nothing else. The kernel limits CPU time, memory and open files, and refuses new processes.
 
-What this does not stop: faults of the kernel, the C library or SQLite; side channels (time, caches, load); the use of
-memory and CPU within the limits; a program that learns the questions put to it, or answers by more than the arguments (it may
-count calls). Tests that call the program in `__getitem__`, `__len__` or `__del__` of a class of their own can be skipped by an
-exception that the interpreter swallows. Use a virtual machine where that matters.
+What this does not stop: faults of the kernel, the C library or SQLite; side channels (time, caches, load); a program that
+learns the questions put to it, or counts calls; tests that call it in `__getitem__`, `__len__` or `__del__` of a class of their
+own, where the interpreter swallows exceptions. Use a virtual machine where that matters.
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +27,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.quality import inside
 from toolkit.errors import InputError
@@ -41,12 +37,12 @@ BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
 STARTING = 30.0  # seconds a process may take to be ready
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 BWRAP = "--unshare-all --unshare-user --die-with-parent --cap-drop ALL --uid 65534 --gid 65534".split()  # noqa: SIM905
+LIMITS = {"RLIMIT_FSIZE": 64 * 2**20, "RLIMIT_CORE": 0, "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0}
 TRIAL = """
 import os, socket
 def trial(path, pid):
-    tries = {"a file": lambda: open(path), "writing": lambda: open("/written", "w"), "processes": os.fork}
+    tries = {"a file": lambda: open(path), "processes": os.fork, "other processes": lambda: os.kill(pid, 0)}
     tries["the network"] = lambda: socket.socket(type=socket.SOCK_DGRAM).connect(("192.0.2.1", 9))
-    tries["other processes"] = lambda: os.kill(pid, 0)
     for name, action in tries.items():
         try: action()
         except OSError: continue
@@ -67,30 +63,16 @@ class Limits:
                 f"expected seconds above 0 and memory of at least 64 MiB, got {self.seconds} and {self.memory}"
             )
 
-    def for_kernel(self) -> dict[str, int]:
-        """Names of `resource` with their values."""
-        sizes = {"RLIMIT_AS": self.memory * 2**20, "RLIMIT_FSIZE": 64 * 2**20, "RLIMIT_CORE": 0}
-        return {"RLIMIT_CPU": int(self.seconds) + 1, "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0, **sizes}
 
-
-@dataclass(frozen=True)
-class Tests:
-    """What judges a program: code that passes if it runs to its end.
-
-    code         calls the program's names: stand-ins that ask the program's process
-    question     the data set's own code before it (imports and helpers); its names are never the program's
-    entry_point  the function under test, if one is named
-    """
-
-    __test__ = False  # not for pytest
+class Tests(NamedTuple):
+    """Code that calls the program's names and passes if it ends; the data set's own code; the function under test, if named."""
 
     code: str
     question: str = ""
     entry_point: str | None = None
 
 
-@dataclass(frozen=True)
-class ProgramVerdict:
+class ProgramVerdict(NamedTuple):
     """kind: passed, failed, or unsupported: the tests cannot be run like this, whatever the program. reason: why not passed."""
 
     kind: str
@@ -98,59 +80,48 @@ class ProgramVerdict:
 
 
 class Confined:
-    """A process behind walls, as a context that ends it.
-
-    job    of `inside`, with its arguments
-    pipes  to read from and to write into
-    files  that it may read besides Python
-    """
+    """A process behind walls, as a context that ends it: a job of `inside`, and files that it may read besides Python."""
 
     def __init__(
         self, job: str, arguments: Sequence[Any], limits: Limits, walls: str,
-        pipes: Sequence[int] = (), files: Sequence[str] = (),
+        channel: int | None = None, files: Sequence[str] = (),
     ):  # fmt: skip
         self.walls, self._output = walls, tempfile.TemporaryFile()  # noqa: SIM115, closed on leaving
         python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
         library = os.path.dirname(os.path.dirname(os.__file__))
         paths = [path for path in dict.fromkeys((python, library, *LIBRARIES, *files)) if os.path.exists(path)]
+        command = [python, "-I", "-S", "-B", "-c", Path(inside.__file__).read_text("utf-8")]
         if walls == BUBBLEWRAP:
-            before = [shutil.which("bwrap") or "bwrap", *BWRAP]
-            before += [word for path in paths for word in ("--ro-bind", path, path)]
-            before += ["--remount-ro", "/", "--chdir", "/"]
-        else:
-            before = [python, "-I", "-S", "-B", str(Path(__file__).with_name("namespaces.py")), *paths]
-        command = [*before, "--", python, "-I", "-S", "-B", "-c", Path(inside.__file__).read_text("utf-8")]
-        task = {"job": job, "arguments": arguments, "limits": limits.for_kernel(), "pipes": pipes}
+            seen = [word for path in paths for word in ("--ro-bind", path, path)]
+            bwrap = shutil.which("bwrap") or "bwrap"
+            command = [bwrap, *BWRAP, *seen, "--remount-ro", "/", "--chdir", "/", "--", *command]
+        kernel = {"RLIMIT_CPU": int(limits.seconds) + 1, "RLIMIT_AS": limits.memory * 2**20, **LIMITS}
+        task = {"job": job, "arguments": arguments, "channel": channel, "limits": kernel}
+        task["paths"] = paths if walls == NAMESPACES else None
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps(task).encode("ascii"))
             file.seek(0)
-            try:
-                self.process = subprocess.Popen(
-                    command, stdin=file, stdout=subprocess.DEVNULL, stderr=self._output,
-                    cwd="/", env={"LANG": "C.UTF-8"}, pass_fds=pipes, start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
-                raise InputError(f"could not start {before[0]} to run code: {error.strerror}") from None
+            self.process = subprocess.Popen(
+                command, stdin=file, stdout=subprocess.DEVNULL, stderr=self._output, cwd="/", env={"LANG": "C.UTF-8"},
+                pass_fds=() if channel is None else (channel,), start_new_session=True,
+            )  # fmt: skip
 
     def output(self, seconds: float) -> str | None:
         """What it has written when it ends; None: it is late. Raises InputError if it could not be confined."""
-        late = False
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            late = True
         self._output.seek(0)
         first, _, text = self._output.read().decode("utf-8", "replace").partition("\n")
         if first != inside.READY:
             words = " ".join([first, *text.split()])[-300:] or f"exit code {self.process.poll()}"
             raise InputError(f"could not confine a process to run code ({self.walls}): {words}")
-        return None if late else text
+        return None if self.process.returncode is None else text
 
     def __enter__(self) -> Confined:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError, PermissionError):
+        with suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._output.close()
@@ -161,15 +132,11 @@ def run(program: str, tests: Tests, limits: Limits, confinement: str | None = No
     walls, nonce = confinement or chosen(), secrets.token_hex()
     source = program.encode("utf-8", "replace").decode()
     arguments = [nonce, limits.seconds, tests.question, tests.code, tests.entry_point]
-    read_question, write_question = os.pipe()
-    read_answer, write_answer = os.pipe()
     with ExitStack() as stack:
-        try:
-            candidate = stack.enter_context(Confined("program", [source], limits, walls, (read_question, write_answer)))
-            judge = stack.enter_context(Confined("tests", arguments, limits, walls, (read_answer, write_question)))
-        finally:
-            for pipe in (read_question, write_question, read_answer, write_answer):
-                os.close(pipe)
+        ends = socket.socketpair()
+        with ends[0], ends[1]:  # each is closed here, so that a process hears when the other one ends
+            candidate = stack.enter_context(Confined("program", [source], limits, walls, ends[0].fileno()))
+            judge = stack.enter_context(Confined("tests", arguments, limits, walls, ends[1].fileno()))
         text = judge.output(limits.seconds + STARTING)
         candidate.output(0)
     if text is None:
@@ -181,13 +148,11 @@ def run(program: str, tests: Tests, limits: Limits, confinement: str | None = No
 
 def problem(walls: str) -> str:
     """Why walls cannot be used here: they cannot be built, or let a program through; "" if they hold."""
-    with tempfile.NamedTemporaryFile(prefix="forbidden-") as forbidden:
-        os.chmod(forbidden.name, 0o666)  # the rights of files should not be what stops it
-        code = f"reached = trial({forbidden.name!r}, {os.getpid()})\nassert reached is None, reached"
-        try:
-            verdict = run(TRIAL, Tests(code), Limits(STARTING), walls)
-        except InputError as error:
-            return str(error)
+    code = f"reached = trial({__file__!r}, {os.getpid()})\nassert reached is None, reached"
+    try:
+        verdict = run(TRIAL, Tests(code), Limits(STARTING), walls)
+    except (InputError, OSError) as error:
+        return str(error)
     reached = verdict.reason.removeprefix("AssertionError: ")
     return "" if verdict.kind == PASSED else f"{walls} let a program reach {reached}"
 
@@ -206,14 +171,3 @@ def chosen() -> str:
         f"no confinement works here to run code that a model wrote in ({'; '.join(problems)}): install bubblewrap, or "
         "allow user namespaces (sysctl user.max_user_namespaces, kernel 5.12 or newer)"
     )
-
-
-def check(limits: Limits) -> str:
-    """The walls in use. Raises InputError if there are none, or not even an empty program passes with these limits."""
-    walls = chosen()
-    verdict = run("def same(x): return x", Tests("assert same((1.5, [None])) == (1.5, [None])"), limits, walls)
-    if verdict.kind != PASSED:
-        raise InputError(
-            f"an empty program does not pass with these limits ({verdict.reason}): give more seconds or memory"
-        )
-    return walls

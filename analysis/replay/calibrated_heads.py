@@ -19,11 +19,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.calibration import diagrams
+from analysis.figures.plots import diagrams
 from analysis.replay.calibrating import Scored, fit_beside, judge
 from analysis.replay.head_folders import Contender, find_contenders
-from analysis.tables.console import show
-from analysis.tables.files import markdown, read_table, save_table
+from analysis.tables.files import markdown, read_table, save_table, show
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text

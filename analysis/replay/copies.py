@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from analysis.replay.prompt_lookup import Text
-from analysis.tables.console import show
-from analysis.tables.files import read_table, save_table
+from analysis.tables.files import read_table, save_table, show
 from data_gen.texts import read_responses
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.acceptance.match import MatchEstimator, examples, fit

@@ -29,8 +29,7 @@ from tqdm.auto import tqdm
 
 from analysis.replay.upper_bound import fixed
 from analysis.tables.bootstrap import Array, Bootstrap
-from analysis.tables.console import show
-from analysis.tables.files import markdown, read_table, save_table, with_interval
+from analysis.tables.files import markdown, read_table, save_table, show, with_interval
 from data_gen.recording import Recorder
 from data_gen.texts import TargetResponses, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain

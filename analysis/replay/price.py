@@ -28,8 +28,7 @@ from analysis.replay import upper_bound
 from analysis.replay.dynamic_program import best_policy, head_inputs, stopping_values
 from analysis.replay.head_folders import find_contenders
 from analysis.replay.recorded_heads import threshold_policy
-from analysis.tables.console import show, show_page
-from analysis.tables.files import markdown, save_table
+from analysis.tables.files import markdown, save_table, show, show_page
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
 from toolkit.config import commands, instantiate, plain

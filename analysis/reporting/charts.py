@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from analysis.figures.method_styles import look, setting_name, short
-from analysis.figures.pareto import highlighted
+from analysis.figures.plots import highlighted
 from analysis.tables.grid import PLAIN, YARDSTICKS
 from analysis.tables.rows import COUNTS
 from analysis.tables.selection import undominated
@@ -124,7 +124,6 @@ def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
 
 
 def _colors(data: pd.DataFrame) -> Any:
-    """Colours of lines by their names, as their methods have them."""
     named = dict(zip(data.name, data.method, strict=True))
     scale = alt.Scale(domain=list(named), range=[look(method).color for method in named.values()])
     return alt.Color("name:N", scale=scale, legend=_legend())

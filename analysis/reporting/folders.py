@@ -26,14 +26,11 @@ OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sam
 
 @dataclass(frozen=True)
 class Folder:
-    """An output folder with its manifest."""
-
     path: Path
     manifest: dict[str, Any]
 
     @property
     def stage(self) -> str:
-        """The command that made it."""
         return str(self.manifest.get("stage", "stage"))
 
     def table(self, name: str) -> pd.DataFrame | None:
@@ -54,8 +51,6 @@ class Folder:
 
 @dataclass(frozen=True)
 class FolderGroup:
-    """Folders of one pair and one sampling."""
-
     pair: dict[str, Any]
     sampling: dict[str, Any] | None
     folders: list[Folder] = field(default_factory=list)
@@ -114,7 +109,6 @@ def generations(folder: Folder) -> list[dict[str, Any]]:
 
 
 def _made_with(manifest: dict[str, Any], depth: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Pair and sampling by a manifest, or by those of the folders it was made from."""
     config = manifest.get("config") or {}
     pair, sampling = (manifest.get(name) or config.get(name) for name in ("pair", "sampling"))
     for source in manifest.get("inputs") or {} if depth < 3 else ():

@@ -2,18 +2,85 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.figures.method_styles import label, setting_name
-from analysis.figures.pareto import few_settings
+from analysis.figures.plots import few_settings
 from analysis.reporting import charts
 from analysis.reporting.folders import Folder
-from analysis.reporting.tables import TableView, frame_view
+from analysis.tables.files import cell, markdown, numeric_columns
 from analysis.tables.grid import PLAIN, YARDSTICKS
+from analysis.tables.standing import interval_text
+
+FIRST = ("results", "comparison", "frontier", "summary")  # tables made to be read come first
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table ready to be shown; `rows` is None, and `note` says why, if it is not."""
+
+    name: str
+    note: str = ""
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] | None = None
+    numeric: Sequence[bool] = ()
+    markdown: str = ""
+
+
+@dataclass(frozen=True)
+class FigureView:
+    """A figure as the page's own data (None: it would make the page too large), and as a file beside the Markdown."""
+
+    name: str
+    file: str
+    base64: str | None
+
+
+def table_files(folder: Path) -> list[Path]:
+    rank = {name: number for number, name in enumerate(FIRST)}
+    return sorted(folder.glob("*.csv"), key=lambda path: (rank.get(path.stem, len(FIRST)), path.name))
+
+
+def figure_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.png"), *folder.glob("figures/*.png")])
+
+
+def table_view(path: Path, max_cells: int) -> TableView:
+    """The whole table of a CSV file. Larger ones, such as the single rows of a sweep, are named with their size."""
+    try:
+        frame = pd.read_csv(path)
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError):
+        return TableView(path.stem, note=f"Missing: {path.name} could not be read as a table.")
+    if frame.size > max_cells:
+        return TableView(path.stem, note=f"{len(frame)} lines of {len(frame.columns)} columns, in {path.name} there.")
+    return frame_view(path.stem, frame)
+
+
+def frame_view(name: str, frame: pd.DataFrame) -> TableView:
+    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
+    columns = [str(column) for column in frame.columns]
+    return TableView(name, "", columns, rows, numeric_columns(rows, len(columns)), markdown(frame))
+
+
+def figure_views(paths: Sequence[Path], number: int, report: Path, budget: int) -> list[FigureView]:
+    """Copies beside the report; within the page as far as `budget` bytes suffice."""
+    views = []
+    for path in paths:
+        copy = report / "figures" / f"{number}-{path.name}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+        size = path.stat().st_size * 4 // 3
+        budget -= size
+        data = base64.b64encode(path.read_bytes()).decode() if budget >= 0 else None
+        views.append(FigureView(path.stem, copy.relative_to(report).as_posix(), data))
+    return views
 
 
 @dataclass(frozen=True)
@@ -30,7 +97,6 @@ class Panel:
 
 
 def panels(folders: Sequence[Folder]) -> list[Panel]:
-    """Frontier, throughput over c, acceptance by position, calibration, comparison."""
     return [_frontier(folders), _costs(folders), _positions(folders), _calibration(folders), _comparison(folders)]
 
 
@@ -40,7 +106,6 @@ Draw = Callable[[pd.DataFrame, str], dict[str, Any]]
 def _held(
     folders: Sequence[Folder], stages: Sequence[str], name: str, needs: Sequence[str]
 ) -> Iterator[tuple[Folder, pd.DataFrame]]:
-    """Tables of this name that have these columns and a line."""
     for folder in folders:
         table = folder.table(name) if folder.stage in stages else None
         if table is not None and len(table) and set(needs) <= set(table.columns):
@@ -88,7 +153,6 @@ def _comparison(folders: Sequence[Folder]) -> Panel:
 
 
 def _by_dataset(held: Any, draw: Draw) -> Iterator[tuple[Folder, str, dict[str, Any]]]:
-    """One chart per folder and data set."""
     for folder, table in held:
         parts = table.groupby("dataset", sort=False) if "dataset" in table else [("", table)]
         for dataset, part in parts:
@@ -107,7 +171,6 @@ def _panel(
 
 
 def headline(folders: Sequence[Folder]) -> str:
-    """The result of a group's frontier, else of its comparison, else that there is none."""
     for stage, name, say in (("frontier", "frontier", _of_frontier), ("compare", "comparison", _of_comparison)):
         for folder in folders:
             table = folder.table(name) if folder.stage == stage else None
@@ -124,7 +187,7 @@ def _of_frontier(table: pd.DataFrame) -> str:
         if own.empty:
             continue
         best = own.loc[own.throughput.idxmax()]
-        result = f"{setting_name(best.method, best.setting)} {_percent(best, 'gain', '+.1%')} on {dataset}"
+        result = f"{setting_name(best.method, best.setting)} {interval_text(best, 'gain', '{:+.1%}')} on {dataset}"
         bound = next((n for n in ("upper_bound_share", "share") if n in lines and pd.notna(best[n])), None)
         if bound is not None:
             result += f" ({best[bound]:.0%} of the way to the {'upper bound' if bound != 'share' else 'oracle'})"
@@ -139,13 +202,5 @@ def _of_comparison(table: pd.DataFrame) -> str:
     if "speedup" not in table or not table.speedup.notna().any():
         return ""
     best = table.loc[table.speedup.idxmax()]
-    speed = f"{_percent(best, 'speedup', '.2f')} times the baseline's speed"
+    speed = f"{interval_text(best, 'speedup', '{:.2f}')} times the baseline's speed"
     return f"Fastest of {len(table)} settings: {setting_name(best.method, best.setting)}, {speed}."
-
-
-def _percent(row: Any, name: str, form: str) -> str:
-    """The figure with its interval, if it has one."""
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    if low is None or pd.isna(low):
-        return format(row[name], form)
-    return f"{row[name]:{form}} [{low:{form}}, {high:{form}}]"

@@ -34,8 +34,6 @@ class Token:
 
 @dataclass(frozen=True)
 class ShownText:
-    """One text, round after round."""
-
     id: str
     prompt: str
     rounds: Sequence[Sequence[Token]]
@@ -57,14 +55,21 @@ def token_views(folders: Sequence[Folder]) -> list[TokenView]:
 
 
 def _of_sweep(folder: Folder) -> Iterator[TokenView]:
-    """Recorded texts; broken files count as missing."""
     try:
         views = read_json(folder.path / "tokens.json")[:MOST_VIEWS]
     except InputError:
         return
     for view in views:
         texts = [
-            ShownText(text["id"], text["prompt"], [_recorded_round(record) for record in text["rounds"]])
+            ShownText(
+                text["id"],
+                text["prompt"],
+                [
+                    [_token(token["text"], token["kind"], token) for token in record["drafted"]]
+                    + [_token(extra["text"], extra["kind"], {}) for extra in [record["extra"]] if extra is not None]
+                    for record in text["rounds"]
+                ],
+            )
             for text in view["texts"][:MOST_TEXTS]
         ]
         drafted = [token for text in view["texts"] for record in text["rounds"] for token in record["drafted"]]
@@ -72,13 +77,6 @@ def _of_sweep(folder: Folder) -> Iterator[TokenView]:
         missing = "" if predicted else " No head was recorded: predictions are missing."
         note = f"Replayed on recorded texts of the target.{missing}"
         yield TokenView(f"{folder.path.name}: {setting_name(view['method'], view['setting'])}", note, texts)
-
-
-def _recorded_round(record: Mapping[str, Any]) -> list[Token]:
-    tokens = [_token(token["text"], token["kind"], token) for token in record["drafted"]]
-    if record["extra"] is not None:
-        tokens.append(_token(record["extra"]["text"], record["extra"]["kind"], {}))
-    return tokens
 
 
 def _of_decoded(folder: Folder) -> Iterator[TokenView]:
@@ -109,7 +107,6 @@ def _decoded_rounds(line: Mapping[str, Any]) -> Iterator[list[Token]]:
 
 
 def _token(text: str, kind: str, facts: Mapping[str, Any]) -> Token:
-    """A token with its probabilities; blanks and line ends are made visible."""
     names = {"predicted": "predicted P(accept)", "draft_prob": "q", "accept_prob": "min(1, p/q)"}
     probabilities = [f"{name} {facts[key]:.3f}" for key, name in names.items() if facts.get(key) is not None]
     drafted = kind in ("accepted", "rejected", "unused")

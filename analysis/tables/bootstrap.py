@@ -1,15 +1,13 @@
 """All intervals of the project: Student's t over prompts (or groups, requests, texts), with the bootstrap's standard error.
 
-Tokens of one response depend on each other, prompts do not: prompts are what is resampled. A figure is a function of totals
-over prompts. Its interval is estimate +- t s: s is the standard deviation over resamples, times sqrt(n / (n - 1)), and t a
-quantile of Student's distribution. It has n - 1 degrees of freedom, or fewer where some prompts weigh much more than others
-(`_freedom`). The quantiles of the resamples themselves would be too narrow: of 3, 6 and 16 prompts their "95 %" hold 73, 82
-and 91 %. Scales on which a figure is taken to be symmetric:
+A figure is a function of totals over prompts. Its interval is estimate +- t s: s is the standard deviation over resamples,
+times sqrt(n / (n - 1)), and t a quantile of Student's distribution (`_freedom`). The quantiles of the resamples themselves
+would be too narrow: of 3, 6 and 16 prompts their "95 %" hold 73, 82 and 91 %. Scales on which a figure is symmetric:
 
     linear       the figure itself
     log          its logarithm (perplexity)
-    probability  a mean of values from 0 to 1, possibly all 0 or all 1: Clopper and Pearson's interval with the number of trials
-                 that has this standard error, less what few prompts leave unknown of it (Korn and Graubard 1998)
+    probability  a mean of values from 0 to 1: Clopper and Pearson's interval with the number of trials that has this
+                 standard error, less what few prompts leave unknown of it (Korn and Graubard 1998)
 
 Shapes: n prompts, k counted quantities, R resamples, m figures.
 """
@@ -77,7 +75,6 @@ class Bootstrap:
     def figures(
         self, values: Array, figures: Callable[[Array], Mapping[str, Array]], scale: Scale = "linear"
     ) -> dict[str, float]:
-        """Named figures as tables have them: `name`, `name_low`, `name_high`."""
         names = list(figures(values.sum(0)))
         ends = self.interval(values, lambda totals: np.stack([figures(totals)[name] for name in names], -1), scale)
         return {
@@ -100,10 +97,7 @@ class Bootstrap:
 
 
 def resampled_totals(values: Array, resamples: int, seed: int) -> Array:
-    """Column totals [R, k] of `resamples` bootstrap samples of the rows of values [n, k].
-
-    All columns of a sample come from the same drawn prompts, so that ratios and differences of totals are paired.
-    """
+    """Column totals [R, k] of bootstrap samples of the rows of values [n, k]; all columns have the same drawn prompts."""
     return np.concatenate([weights @ values for weights in resampling_weights(len(values), resamples, seed)])
 
 
@@ -117,10 +111,7 @@ def resampling_weights(num_rows: int, resamples: int, seed: int) -> Iterator[Arr
 
 
 def _freedom(without_one: Array) -> Array:
-    """Degrees of freedom of the error of figures [m], from the figures without each prompt [n, m]: at most n - 1.
-
-    2 s^4 / Var(s^2), from the fourth moment of what each prompt contributes (Satterthwaite).
-    """
+    """Satterthwaite's degrees of freedom, 2 s^4 / Var(s^2), from the figures without each prompt [n, m]: at most n - 1."""
     size = len(without_one)
     shares = without_one - without_one.mean(0)
     kurtosis = (shares**4).mean(0) / (shares**2).mean(0) ** 2

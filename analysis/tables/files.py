@@ -6,6 +6,8 @@ import html
 import json
 import math
 import re
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,31 @@ import pandas as pd
 from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import write_atomic
-from toolkit.files.text import first_line
+from toolkit.files.terminal import print_table, width
+from toolkit.files.text import first_line, lines_of
 
 BREAKS = re.compile(r"[\r\n\v\f\x85\u2028\u2029]+")  # what some reader takes for the end of a line
+BAR = re.compile(r"(?<!\\)\|")  # between columns of Markdown
+DEFINITIONS = {
+    "throughput": "tokens per target time: produced tokens per time of a target forward pass, "
+    "N / (c * draft calls + target calls), each summed over prompts first; plain decoding has 1",
+    "N": "produced tokens, the end of text included; what follows it in an accepted run is discarded, not produced",
+    "cost ratio c": "time of a draft forward pass / time of a target forward pass",
+    "block efficiency": "N / target calls; the extra token (corrected or bonus) is included",
+    "discard rate": "discarded tokens / N; every round discards drafted + 1 - produced tokens",
+    "verification rate": "target calls / N",
+    "setting": "per method the one of highest throughput on the dev prompts; every number is of the test prompts",
+    "interval": "Student's t over prompts, standard error by bootstrap; ratios are paired (the same resampled prompts)",
+    "way to the oracle": "(throughput - best fixed K's) / (oracle's - best fixed K's)",
+    "oracle": "a policy that never drafts a token that will be rejected; expected counts over the acceptance draws, "
+    "given the target's own responses. Where drafting does not pay (c >= 1), it decodes autoregressively",
+    "upper bound": "a policy that knows p and q at every position, on path and after rejections, but not the acceptance "
+    "draws. It drafts on while the probability that the next token enters the text reaches a price chosen on dev. Where "
+    "drafting does not pay, it decodes autoregressively",
+    "way to the upper bound": "(throughput - best fixed K's) / (upper bound's - best fixed K's)",
+    "fixed K per prompt": "the best fixed K of every test prompt, with hindsight: what knowing a prompt's difficulty is worth",
+    "undominated": "no other lossless setting is as good in both discard and verification rate and better in one",
+}
 
 
 def save_table(frame: pd.DataFrame, folder: Path, name: str) -> None:
@@ -76,10 +100,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """ "0.823 [0.790, 0.853]": with the digits that the interval's width makes worth reading, at most four decimals.
-
-    "" if there is no value; the value alone if it has no interval.
-    """
+    """ "0.823 [0.790, 0.853]", with the digits that the width makes worth reading; "" without a value."""
     if np.isnan(value):
         return ""
     if np.isnan(low) or np.isnan(high):
@@ -111,3 +132,34 @@ def as_markdown_text(text: str) -> str:
 
 def _is_list(value: Any) -> bool:
     return hasattr(value, "__iter__") and not isinstance(value, str | bytes)
+
+
+def show(frame: pd.DataFrame, title: str, rest: Path | str | None = None, first: Sequence[str] = ()) -> None:
+    """Print a table with the columns that fit, the `first` ones first. rest: the file that has all columns."""
+    front = [name for name in first if name in frame]
+    ordered = frame[[*front, *(name for name in frame.columns if name not in front)]]
+    rows = [[cell(value) for value in row] for row in ordered.itertuples(index=False)]
+    names = list(map(str, ordered.columns))
+    print_table(title, names, rows, numeric_columns(rows, len(names)), rest)
+
+
+def show_page(path: Path) -> None:
+    """Print a Markdown page; its tables as `show` does."""
+    table: list[list[str]] = []
+    for line in [*lines_of(path.read_text(encoding="utf-8")), ""]:
+        if line.startswith("| "):
+            cells = (text.strip() for text in BAR.split(line)[1:-1])  # what `as_markdown_text` escaped, as it was
+            table.append([html.unescape(re.sub(r"\\([|`(])", r"\1", text)) for text in cells])
+            continue
+        if table:
+            names, _, *rows = table
+            print_table("", names, rows, numeric_columns(rows, len(names)), path)
+            table = []
+        print(line)
+
+
+def definitions_text() -> str:
+    column = max(map(len, DEFINITIONS)) + 4
+    lines = [f"  {term:<{column - 2}}{meaning}" for term, meaning in DEFINITIONS.items()]
+    room = max(width(), 2 * column)
+    return "\n".join(textwrap.fill(line, room, subsequent_indent=" " * column) for line in lines)

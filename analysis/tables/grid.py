@@ -41,10 +41,7 @@ SYMBOLS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One method with one setting of its parameters (overrides relative to the method, and `head`).
-
-    max_drafted  the sweep's own bound, of a method that names none; None: the method's
-    """
+    """One method with parameters (overrides, `head`). max_drafted: the sweep's bound, of a method that names none."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +57,6 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Method and setting."""
         return f"{self.method} {self.label}".strip()
 
     @property
@@ -84,11 +80,7 @@ class Setting:
 
 
 def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int | None = None) -> list[Setting]:
-    """The settings of a grid, the references last; these bring autoregressive decoding along, whose responses they score.
-
-    with_plain   autoregressive decoding comes first in any case: its responses are what the others are replayed on
-    max_drafted  the most tokens of a round, for methods that leave this bound at its default
-    """
+    """The settings of a grid, the references last. with_plain: autoregressive first; max_drafted: where at its default."""
     methods = [*config.choices("method"), *PARAMETERS]
     for method in grid:
         if method not in methods:
@@ -116,15 +108,11 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int |
 
 
 def default_bound() -> int:
-    """`max_drafted` of a method that names none."""
     return int(config.plain(config.method_config("confidence"))["max_drafted"])
 
 
 def bounded(setting: Setting, max_drafted: int) -> Setting:
-    """The setting with another bound, if it drafts chains and neither its method nor the grid names one.
-
-    A method whose bound follows its draft length names one. Raises InputError for a bound below the fewest tokens of a round.
-    """
+    """The setting with another bound, if it drafts chains and names none. Raises InputError for one below min_drafted."""
     written = OmegaConf.to_container(setting.method_config(), resolve=False)
     assert isinstance(written, dict)
     proposer = str((written.get("proposer") or {}).get("_target_", ".ChainProposer"))  # the default
@@ -143,7 +131,6 @@ def bounded(setting: Setting, max_drafted: int) -> Setting:
 
 
 def _expanded(method: str, settings: Any) -> list[Setting]:
-    """All combinations of a method's settings."""
     if settings is not None and not isinstance(settings, Mapping):
         raise InputError(f"grid.{method}: expected parameters with lists of values, got {settings!r}")
     flat = config.flatten(settings or {})

@@ -48,10 +48,7 @@ def group_rows(
     bench: Workbench,
     metrics: Mapping[str, Metric],
 ) -> tuple[pd.DataFrame, pd.DataFrame, Unscored]:
-    """One line per setting and group: counts, seconds, joules, bytes of cache, and the counted quantities of the metrics.
-
-    The counts and counted quantities per prompt, too. And the texts that metrics could not score.
-    """
+    """One line per setting and group, one per setting and prompt, and the texts that metrics could not score."""
     rows: list[dict[str, Any]] = []
     prompt_rows: list[dict[str, Any]] = []
     unscored: Unscored = {}
@@ -96,16 +93,6 @@ def group_rows(
     return pd.DataFrame(rows), pd.DataFrame(prompt_rows), unscored
 
 
-def unscored_note(unscored: Unscored) -> str:
-    """A sentence per metric on the texts without a score; empty if every text got its scores."""
-    lines = []
-    for name, settings in unscored.items():
-        counted_reasons = [(setting, *entry) for setting, reasons in settings.items() for entry in reasons.items()]
-        each = "; ".join(f"{setting} {count} ({reason})" for setting, reason, count in counted_reasons)
-        lines.append(f"{name}: texts without a score, left out of it: {each}.")
-    return " ".join(lines)
-
-
 def table_of(
     rows: pd.DataFrame,
     prompt_rows: pd.DataFrame,
@@ -115,9 +102,7 @@ def table_of(
     cost_ratio: float,
     bootstrap: Bootstrap,
 ) -> pd.DataFrame:
-    """One line per setting, of both tables of `group_rows`. Each figure `x` comes with `x_low` and `x_high`; in every
-    resample all settings have the same prompts, or groups.
-    """
+    """One line per setting. Each figure `x` comes with `x_low` and `x_high`; resamples have the same prompts for all."""
     names = [setting.name for setting in settings]
     lines = rows.groupby("name", sort=False).agg(
         method=("method", "first"), setting=("setting", "first"), group_size=("group_size", "first"),
@@ -147,10 +132,7 @@ def groups_to_choose_on(count: int, share: float, seed: int) -> list[int]:
 
 
 def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFrame:
-    """Per setting, a column for every parameter of the grid, named as its override, and `levels`: the most that a round drafts.
-
-    Levels are tokens of a chain, levels of a tree, layers of beams.
-    """
+    """Per setting its parameters, and `levels`, the most of a round: tokens of a chain, levels of a tree, layers of beams."""
     lines = []
     for setting in settings:
         method = bench.methods[setting.name].bind(bench.pair)
@@ -162,8 +144,6 @@ def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFram
 
 
 def counted_figures(metrics: Mapping[str, Metric], cost_ratio: float) -> dict[str, Figure]:
-    """What follows from counts and scores."""
-
     def throughput(totals: Array) -> Array:
         return np.asarray(totals[..., 0] / forwards.cost(totals[..., 1], totals[..., 2], cost_ratio))
 
@@ -182,10 +162,7 @@ def counted_figures(metrics: Mapping[str, Metric], cost_ratio: float) -> dict[st
 
 
 def measured_figures(base: int) -> dict[str, Figure]:
-    """What follows from seconds and joules, on a logarithmic scale: what slows a machine multiplies.
-
-    base  index of the setting that the others' speed is divided by
-    """
+    """What follows from seconds and joules, on a logarithmic scale. base: index of the baseline."""
     columns, speed, scale = _quotient("num_generated", "seconds", "log")
     return {
         "tokens_per_second": (columns, speed, scale),
@@ -204,7 +181,6 @@ def _quotient(upper: str, lower: str, scale: Scale = "linear") -> Figure:
 
 
 def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: float) -> pd.DataFrame:
-    """The table as people read it: intervals in brackets, columns without any value left out."""
     results = pd.DataFrame({"method": [plots.label(method) for method in table.method], "setting": table.setting})
     for name in (*metrics, *LABELS):
         if table[name].notna().any():
@@ -236,7 +212,6 @@ def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title
 
 
 def as_markdown(title: str, results: pd.DataFrame, figures: Sequence[Path], energy: str, cost_ratio: float) -> str:
-    """The table with how to read it, and the figures."""
     notes = (
         "Settings took turns on every group of prompts; only decoding is timed. Intervals are over prompts; those of seconds "
         f"and joules over groups. Tokens per target time: N / (c x draft passes + target passes), c = {cost_ratio:g}. "

@@ -9,7 +9,8 @@ roll-outs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +18,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from analysis.replay.policies import replay, replay_starts
@@ -27,20 +30,79 @@ from analysis.replay.tally import Replayed
 from analysis.replay.token_view import piece, token_rounds
 from analysis.replay.upper_bound import at_price
 from analysis.tables.grid import UPPER_BOUND, Setting
-from analysis.tables.recorded_shards import Shard
 from analysis.tables.workbench import Workbench, checked
 from data_gen.recording import Recorder
 from data_gen.recording_by_start import recorder_of
-from toolkit.acceptance.folder import head_hash, recorded_scorers
+from toolkit.acceptance.folder import Scorer, head_hash, recorded_scorers
+from toolkit.acceptance.from_states import recorded_logits
 from toolkit.decoding.proposers import BestSourceProposer
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
+from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace, join
 from toolkit.types import Counts
 
 SHARD = 16  # texts in a file: an interruption loses at most the work on these
+Heads = Mapping[
+    str, Mapping[str, Scorer]
+]  # hash of a head's folder -> name of its logits in a trace -> what scores them
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some texts of a recording. key: a hash of all that the trace depends on, heads apart."""
+
+    folder: Path
+    key: str
+    number: int
+
+    def trace(self, record: Callable[[], Trace], heads: Heads, device: torch.device, keep: bool) -> Trace:
+        """The trace with these heads' logits, as far as possible from files. record: makes it again; keep: keep the states."""
+        stored = self._held(heads, device)
+        if isinstance(stored, Trace):
+            return stored
+        if stored is not None and self.number == 0:  # printed once
+            print(
+                f"recording again for another head: {stored}; hidden=true keeps the draft's states, which would suffice"
+            )
+        trace = record()
+        for digest, scorers in heads.items():
+            save_tensors(self._path("logits", digest), {name: trace.estimates[name] for name in scorers})
+        if keep and trace.hidden is not None:
+            states = trace.hidden if isinstance(trace.hidden, Tensor) else trace.hidden.whole()
+            save_tensors(self._path("states"), {"hidden": states})
+        replace(trace, estimates={}, hidden=None).save(self._path("trace"))
+        return replace(Trace.load(self._path("trace")), estimates=trace.estimates)
+
+    def _held(self, heads: Heads, device: torch.device) -> Trace | str | None:
+        try:
+            trace = Trace.load(self._path("trace"))
+        except InputError:  # none yet, or a damaged one
+            return None
+        missing = {}
+        logits: dict[str, Tensor] = {}
+        for digest, scorers in heads.items():
+            try:
+                logits |= load_tensors(self._path("logits", digest), "head's logits")[0]
+            except InputError:
+                missing[digest] = scorers
+        if missing:
+            try:
+                states = load_tensors(self._path("states"), "draft's states")[0]["hidden"]
+            except InputError:
+                return "its states were not kept"
+            whole = replace(trace, hidden=states)
+            for digest, scorers in missing.items():
+                scored = {name: recorded_logits(whole, scorer, device) for name, scorer in scorers.items()}
+                save_tensors(self._path("logits", digest), scored)
+                logits |= scored
+        return replace(trace, estimates=logits)
+
+    def _path(self, kind: str, digest: str = "") -> Path:
+        parts = [kind, self.key, *([digest[:16]] if digest else []), f"{self.number:03d}"]
+        return self.folder / f"{'-'.join(parts)}.safetensors"
 
 
 class Recording:
@@ -79,7 +141,6 @@ class Recording:
         self.usable = np.flatnonzero(fine).tolist()
 
     def rows(self, setting: Setting) -> pd.DataFrame:
-        """The setting's rows: what its method would have counted on each response."""
         trace = self.trace_for(setting)  # recorded before the clock starts
         started = perf_counter()
         replayed = self._replay(trace, setting)
@@ -131,7 +192,6 @@ class Recording:
         return with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
 
     def texts(self, numbers: Sequence[int]) -> list[Text]:
-        """Prompt and response of some rows."""
         rows = [self.responses.iloc[number] for number in numbers]
         return [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
 

@@ -20,14 +20,14 @@ num_drafted + num_target_calls = num_generated + num_discarded.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.tables.bootstrap import Array
+from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import read_table
 from analysis.tables.grid import YARDSTICKS
 from toolkit import metrics
@@ -45,10 +45,10 @@ LENGTHS = ("accepted_lengths", "drafted_lengths", "reached_lengths")
 SETTING = ["dataset", "split", "method", "setting"]
 SOURCES = ("copy_rounds", "draft_rounds")
 FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, *SOURCES, "finish_reason", "error", "setting_seconds"]
+SELDOM = 0.01  # share of rounds
 
 
 def labels(cfg: commands.Labels) -> dict[str, str]:
-    """The names of a config's prompt set and of its part, as rows have them."""
     prompts = plain(cfg.prompts)
     if prompts.get("path"):  # the file is read instead of the source, whatever split that has
         name, split = Path(prompts["path"]).stem, None
@@ -66,7 +66,6 @@ def round_lengths(rounds: Sequence[Round], chains: bool) -> dict[str, list[int]]
 
 
 def join_settings(settings: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of all settings in one table with the columns in order."""
     rows = pd.concat(settings, ignore_index=True)
     parameters = [name for name in rows.columns if name not in (*SETTING, *FACTS)]
     rows[parameters] = one_kind(rows[parameters])
@@ -83,11 +82,7 @@ def one_kind(parameters: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
-    """The rows of several sweep folders; `what` names the argument in errors.
-
-    Raises InputError if a folder has no rows or if folders were made with other models or sampling. Two folders that
-    disagree about the same setting and prompt raise it, too.
-    """
+    """The rows of several sweep folders. Raises InputError for folders without rows, or that do not go together."""
     if isinstance(folders, str | Path):
         folders = [folders]
     if not folders:
@@ -111,10 +106,7 @@ def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
 
 
 def check_comparable(folders: Sequence[Path]) -> None:
-    """Raises InputError unless all sweeps were made with the same pair, sampling and bound of a round.
-
-    Seeds and devices may differ.
-    """
+    """Raises InputError unless all sweeps have the same pair, sampling and bound; seeds and devices may differ."""
     manifests = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
     for other in manifests[1:]:
         bounds = []  # earlier versions left methods at theirs, whatever the sweep's was
@@ -138,10 +130,7 @@ def check_comparable(folders: Sequence[Path]) -> None:
 
 
 def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each data set as those of one part, named after all that they come from ("dev+test").
-
-    Raises InputError if two parts hold the same prompt.
-    """
+    """The rows of each data set as of one part, named "dev+test". Raises InputError if two parts hold the same prompt."""
     names = {dataset: "+".join(dict.fromkeys(part.split)) for dataset, part in rows.groupby("dataset", sort=False)}
     joined = rows.assign(split=rows.dataset.map(names))
     twice = joined[joined.duplicated([*SETTING, "prompt"])]
@@ -153,12 +142,7 @@ def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The rows with settings of one method as methods of their own, by the parameters that are named as labels say them.
-
-    names  e.g. head: the settings of every head are then chosen for it alone. Methods with one value of it stay as they are,
-           and so do references, which use knowledge that no method has.
-    Raises InputError for a name that no setting has.
-    """
+    """Settings of one method as methods of their own, by the named parameters (head). Raises InputError for unknown names."""
     settings = rows.loc[~rows.method.isin(YARDSTICKS), ["method", "setting"]].drop_duplicates()
     values = {key: PARAMETER.findall(key[1]) for key in settings.itertuples(index=False, name=None)}
     parameters = {name for pairs in values.values() for name, _ in pairs}
@@ -200,10 +184,7 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def source_shares(rows: pd.DataFrame) -> dict[str, list[float]]:
-    """Shares of a setting's rounds that copied and that a draft model drafted in, in the order of `totals`.
-
-    Without entries unless a setting did both: elsewhere the method says it.
-    """
+    """Shares of rounds that copied, and that a draft model drafted in, as in `totals`; empty unless a setting did both."""
     sums = rows.groupby([*SETTING, "lossless"], sort=False, dropna=False)[["num_target_calls", *SOURCES]].sum(
         min_count=1
     )
@@ -213,15 +194,11 @@ def source_shares(rows: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def at_cost(table: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
-    """`totals` with the throughput of each line at a cost ratio."""
     return table.assign(throughput=throughput(table[list(COUNTS)].to_numpy(dtype=float), cost_ratio, node_cost))
 
 
 def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Array:
-    """`metrics.throughput` of counts [..., len(COUNTS)].
-
-    node_cost  of every drafted node beyond one per draft pass (chains have none), in target passes
-    """
+    """`metrics.throughput` of counts [..., len(COUNTS)]. node_cost: in target passes, of a node beyond a chain."""
     names = ("num_generated", "num_draft_calls", "num_target_calls", "num_drafted")
     produced, draft_calls, target_calls, drafted = (counts[..., COUNTS.index(name)] for name in names)
     beyond = np.maximum(drafted - draft_calls, 0.0)
@@ -229,5 +206,67 @@ def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Arra
 
 
 def counts_of(row: Any) -> Counts:
-    """The counts in a row or in a line of totals."""
     return Counts(**{name: row[name] for name in COUNTS})
+
+
+def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None) -> pd.DataFrame:
+    """One line per setting of chains and position: reached and accepted rounds, rate = accepted / reached, its interval."""
+    lines = []
+    for labels, lengths in _chains(rows):
+        accepted, _, judged = (at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
+        width = int(np.flatnonzero(judged.sum(0)).max(initial=-1)) + 1
+        for k in range(width):
+            counts = np.stack([accepted[:, k], judged[:, k]], 1)
+            passed, tried = map(int, counts.sum(0))
+            line = {**labels, "position": k + 1, "reached": tried, "accepted": passed, "rate": passed / tried}
+            if bootstrap is not None:
+                line |= bootstrap.figures(counts, lambda sums: {"rate": sums[..., 0] / sums[..., 1]}, "probability")
+            lines.append(line)
+    ends = [] if bootstrap is None else ["rate_low", "rate_high"]
+    return pd.DataFrame(lines, columns=[*SETTING, "position", "reached", "accepted", "rate", *ends])
+
+
+def length_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per setting and length: how many rounds drafted, and how many accepted, that many tokens."""
+    lines = []
+    for labels, (accepted, drafted, _) in _chains(rows):
+        counted = zip(drafted.sum(0).astype(int), accepted.sum(0).astype(int), strict=True)
+        lines += [
+            {**labels, "length": n, "drafted": num_drafted, "accepted": num_accepted}
+            for n, (num_drafted, num_accepted) in enumerate(counted)
+        ]
+    return pd.DataFrame(lines, columns=[*SETTING, "length", "drafted", "accepted"])
+
+
+def bound_notes(lengths: pd.DataFrame, settings: pd.DataFrame, bound: int) -> list[str]:
+    """One line per method whose best setting ends more than SELDOM of its rounds at the bound, not by its own choice."""
+    drafting = lengths.groupby(list(SETTING[-2:]), sort=False)
+    shares = {}
+    for (method, setting), rounds in drafting:
+        drafted = rounds[rounds.drafted > 0]
+        at_bound = drafted[drafted.length >= bound].drafted.sum() / max(drafted.drafted.sum(), 1)
+        if len(drafted) > 1 and at_bound > SELDOM:  # all rounds of one length: a fixed K
+            shares[method, setting] = at_bound
+    best = settings.loc[settings.groupby("method", sort=False).throughput.idxmax()]
+    return [
+        f"{method} {setting}: the bound of {bound} drafted tokens ended {shares[method, setting]:.0%} of its rounds; a larger "
+        "max_drafted may pay"
+        for method, setting in zip(best.method, best.setting, strict=True)
+        if (method, setting) in shares
+    ]
+
+
+def _chains(rows: pd.DataFrame) -> Iterator[tuple[dict[str, str], list[Array]]]:
+    """Every setting of chains that drafted, with its LENGTHS as histograms [prompts, longest + 1]."""
+    if not set(LENGTHS) <= set(rows.columns):
+        return
+    for key, part in rows.groupby(SETTING, sort=False):
+        width = max((len(line) for name in LENGTHS for line in part[name]), default=0)
+        lengths = [np.array([[*line, *[0] * (width - len(line))] for line in part[name]], float) for name in LENGTHS]
+        if width > 1 and lengths[1][:, 1:].sum() > 0:
+            yield dict(zip(SETTING, map(str, key), strict=True)), lengths
+
+
+def at_least(histogram: Array) -> Array:
+    """Numbers of rounds with at least n tokens, from those with n: [..., longest + 1]."""
+    return np.flip(np.flip(histogram, -1).cumsum(-1), -1)

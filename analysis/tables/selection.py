@@ -14,10 +14,7 @@ Choice = dict[str, str]  # method -> setting
 
 
 def comparable(rows: pd.DataFrame, what: str) -> pd.DataFrame:
-    """Rows of the prompts that every setting decoded without an error: sums over different prompts do not compare.
-
-    Raises InputError if no prompt is left.
-    """
+    """Rows of the prompts that every setting decoded without an error. Raises InputError if no prompt is left."""
     good = rows[rows.error.isna()]
     num_settings = len(rows[["method", "setting"]].drop_duplicates())
     everywhere = good.groupby("prompt").size() == num_settings
@@ -32,10 +29,7 @@ def comparable(rows: pd.DataFrame, what: str) -> pd.DataFrame:
 
 
 def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
-    """Dev rows whose prompts are not test prompts: a setting must not be chosen on what it is reported on.
-
-    Raises InputError if none is left.
-    """
+    """Dev rows whose prompts are not test prompts. Raises InputError if none is left."""
     others = dev[~dev.prompt_hash.isin(test.prompt_hash)]
     if others.empty:
         raise InputError(
@@ -47,11 +41,7 @@ def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
 
 
 def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Dev and test rows: in each data set one half of the prompts each, by the order of their hashes; equal prompts together.
-
-    The same prompts are split alike whatever their order in a file, and whichever settings are compared. Raises InputError
-    if a data set has fewer than two different prompts.
-    """
+    """Dev and test rows: half of each data set's prompts, by their hashes. Raises InputError for fewer than two."""
     chosen = []
     for dataset, part in rows.groupby("dataset", sort=False):
         hashes = sorted(set(part.prompt_hash))
@@ -68,11 +58,7 @@ def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: str, node_cost: float = 0.0) -> Choice:
-    """The setting of highest throughput on dev, for every method; the first one among equals. Both tables are `totals`.
-
-    Of the test table only the names are looked at. A method that dev lacks is taken as it is if it has one setting
-    (autoregressive decoding, the oracle). Raises InputError if it has several, or if the test table lacks a choice.
-    """
+    """The setting of highest throughput on dev per method; both tables are `totals`. Raises InputError if one side lacks it."""
     table = at_cost(dev, cost_ratio, node_cost)
     best = table.loc[table.groupby("method", sort=False).throughput.idxmax()]
     choice = dict(zip(best.method, best.setting, strict=True))
@@ -93,20 +79,10 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
 
 
 def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.DataFrame:
-    """The row of the method's cheapest setting on every prompt, as those of one more method: PER_PROMPT.
-
-    Chosen with hindsight, so the method must have been replayed with all settings on the same texts. Decoded settings
-    each have a text of their own, so the luckiest one would be taken.
-    """
+    """The cheapest setting's row on every prompt, with hindsight: settings must be replayed on the same texts."""
     mine = rows[rows.method == method].reset_index(drop=True)
     cost = metrics.cost(mine.num_draft_calls, mine.num_target_calls, cost_ratio)
     return mine.loc[cost.groupby(mine.prompt, sort=False).idxmin()].assign(method=PER_PROMPT, setting="")
-
-
-def in_both(dev: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
-    """Lines of dev whose method and setting test has as well."""
-    names = ["method", "setting"]
-    return dev[pd.MultiIndex.from_frame(dev[names]).isin(pd.MultiIndex.from_frame(test[names]))]
 
 
 def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
@@ -118,8 +94,9 @@ def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0
     return table.assign(undominated=flags)
 
 
-def undominated(points: Array) -> np.ndarray:
-    """Which points [n, 2] no other one dominates (no larger in both, smaller in one): [n] bool. Both are minimised."""
+def undominated(points: Array, more: tuple[bool, bool] = (False, False)) -> np.ndarray:
+    """Which points [n, 2] no other one beats: [n] bool. more: whether more is better, on each axis."""
+    points = np.where(more, -points, points)
     flags = np.zeros(len(points), dtype=bool)
     last = (np.inf, np.inf)
     for i in np.lexsort((points[:, 1], points[:, 0])):

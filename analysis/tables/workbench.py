@@ -48,10 +48,7 @@ class Workbench:
         self.methods: dict[str, Method] = {}
 
     def prepare(self, setting: Setting) -> str:
-        """Build the setting's method; returns a hash of everything the setting's rows depend on.
-
-        Raises InputError if the setting cannot be built, or its head does not belong to the pair.
-        """
+        """Build the method; returns a hash of all its rows depend on. Raises InputError if it, or its head, does not fit."""
         shared = {
             "sampling": vars(self.sampling),
             "models": self.fingerprints,
@@ -72,7 +69,6 @@ class Workbench:
 
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
-        """What a workbench of another pair shares: prompts, sampling, batch size."""
         return self.prompts, self.sampling, self.batch_size
 
     def lacks_head(self, setting: Setting) -> bool:
@@ -110,7 +106,6 @@ class Workbench:
     def score_oracle(
         self, setting: Setting, responses: pd.DataFrame, on_text: Callable[[int], object] = lambda count: None
     ) -> pd.DataFrame:
-        """The oracle's expected counts on the autoregressive responses: one row each."""
         responses = self.within_context(responses)
         texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
         temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")
@@ -125,15 +120,11 @@ class Workbench:
         ])  # fmt: skip
 
     def parameters(self) -> dict[str, int]:
-        """Parameter counts of the models, for W&B."""
         drafts = {f"draft{i or ''}": draft for i, draft in enumerate(self.pair.drafts)}
         return parameter_counts({"target": self.pair.target, **drafts})
 
     def replayable(self, setting: Setting, max_drafted: int) -> bool:
-        """Whether a recording holds all the setting needs: a chain of drafted tokens, judged one by one, of this length.
-
-        Copied tokens need the texts alone, whatever the length.
-        """
+        """Whether a recording holds all the setting needs: a chain of this length, judged token by token, or copies."""
         if setting.method == PLAIN or setting.method in PARAMETERS:
             return False
         method = self.methods[setting.name]
@@ -164,7 +155,6 @@ class Workbench:
 
 
 def reads_head(setting: Setting) -> bool:
-    """Whether the setting's method reads an acceptance head."""
     if setting.method in PARAMETERS:
         return False
     return any(name.split(".")[-1] == "head" for name in flatten(plain(setting.method_config())))

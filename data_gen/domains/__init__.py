@@ -1,11 +1,7 @@
-"""Toy domains: small sources of prompts with reference responses, split into train, dev and test.
+"""Toy domains: small sources of prompts with reference responses, split into train, dev and test by a hash of the text.
 
-Every domain module offers
-
-    examples(split, count, seed=0) -> list[Example]     deterministic, the splits share no prompt
-    is_correct(response_text, answer) -> bool           does a response reach the known answer?
-
-A hash decides which split a piece of text belongs to, so that no two splits can ever share it.
+examples(split, count, seed=0) -> list[Example]     deterministic, the splits share no prompt
+is_correct(response_text, answer) -> bool           does a response reach the known answer?
 """
 
 import hashlib
@@ -34,7 +30,6 @@ class Example:
 
 
 def get(domain: str) -> ModuleType:
-    """The module of one domain, by name."""
     if domain not in DOMAINS:
         raise KeyError(f"unknown domain {domain!r}; known domains: {', '.join(DOMAINS)}")
     return import_module(f"data_gen.domains.{domain}")
@@ -49,7 +44,6 @@ def split_of(text: str) -> str:
 
 
 def check_split(split: str) -> None:
-    """Refuse an unknown split by name."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; known splits: {', '.join(SPLITS)}")
 

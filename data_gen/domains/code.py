@@ -37,7 +37,6 @@ def is_correct(response_text: str, answer: str | None) -> bool:
 
 
 def module_of(example: Example) -> str:
-    """The module an example was taken from; ids read `code-module:function:line`."""
     return example.id.removeprefix("code-").split(":", 1)[0]
 
 
@@ -55,7 +54,6 @@ def _functions() -> tuple[Example, ...]:
 
 
 def _functions_of(path: Path, module: str) -> Iterator[Example]:
-    """The usable functions of one file."""
     try:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)

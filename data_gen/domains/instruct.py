@@ -24,7 +24,6 @@ WORDS = tuple(TEXT.split())
 
 
 def examples(split: str, count: int, seed: int = 0) -> list[Example]:
-    """`count` different tasks of one split, deterministic in (split, seed)."""
     return collect("instruct", split, count, seed, _draw)
 
 
@@ -40,34 +39,23 @@ def _draw(rng: random.Random) -> tuple[str, str, str]:
 
 
 def _pick(rng: random.Random, low: int, high: int) -> tuple[list[str], str]:
-    """Between `low` and `high` different words, as a list and as text."""
     words = rng.sample(WORDS, rng.randint(low, high))
     return words, " ".join(words)
 
 
 def sort_words(rng: random.Random) -> Task:
     words, text = _pick(rng, 3, 5)
-    requests = [
-        f"Sort these words alphabetically: {text}.",
-        f"Put the words {text} in alphabetical order.",
-        f"Arrange from A to Z: {text}.",
-    ]
-    lead_ins = [
-        "Sorted alphabetically",
-        "In alphabetical order",
-        f"The words {text} in alphabetical order",
-        f"Sorting {text} from A to Z gives",
-    ]
+    requests = [f"Sort these words alphabetically: {text}.", f"Put the words {text} in alphabetical order.",
+                f"Arrange from A to Z: {text}."]  # fmt: skip
+    lead_ins = ["Sorted alphabetically", "In alphabetical order", f"The words {text} in alphabetical order",
+                f"Sorting {text} from A to Z gives"]  # fmt: skip
     return requests, lead_ins, " ".join(sorted(words))
 
 
 def reverse_order(rng: random.Random) -> Task:
     words, text = _pick(rng, 3, 6)
-    requests = [
-        f"Write these words in reverse order: {text}.",
-        f"Turn the list {text} around.",
-        f"List these words from last to first: {text}.",
-    ]
+    requests = [f"Write these words in reverse order: {text}.", f"Turn the list {text} around.",
+                f"List these words from last to first: {text}."]  # fmt: skip
     lead_ins = ["In reverse order", "From last to first", f"The list {text} turned around"]
     return requests, lead_ins, " ".join(reversed(words))
 
@@ -78,16 +66,11 @@ def longest_word(rng: random.Random) -> Task:
         ordered = sorted(words, key=len)
         if len(ordered[-1]) > len(ordered[-2]):
             break
-    requests = [
-        f"Which of these words is the longest: {text}?",
-        f"Find the longest word: {text}.",
-        f"Name the word with the most letters: {text}.",
-    ]
+    requests = [f"Which of these words is the longest: {text}?", f"Find the longest word: {text}.",
+                f"Name the word with the most letters: {text}."]  # fmt: skip
     lengths = " ".join(f"{word} {len(word)}" for word in words)
-    lead_ins = [
-        f"The numbers of letters are {lengths}, so the longest word is",
-        f"Counting letters gives {lengths}. The word with the most letters is",
-    ]
+    lead_ins = [f"The numbers of letters are {lengths}, so the longest word is",
+                f"Counting letters gives {lengths}. The word with the most letters is"]  # fmt: skip
     return requests, lead_ins, ordered[-1]
 
 
@@ -100,11 +83,8 @@ def spell_words(rng: random.Random) -> Task:
 
 def spell_backwards(rng: random.Random) -> Task:
     words, text = _pick(rng, 1, 2)
-    requests = [
-        f"Spell backwards: {text}.",
-        f"Reverse the letters of {text}.",
-        f"Write the letters of {text} from end to start.",
-    ]
+    requests = [f"Spell backwards: {text}.", f"Reverse the letters of {text}.",
+                f"Write the letters of {text} from end to start."]  # fmt: skip
     forwards = " ".join("-".join(word) for word in words)
     lead_ins = [f"The letters are {forwards}. Backwards that is", f"Reversing {forwards} gives"]
     return requests, lead_ins, " ".join("-".join(reversed(word)) for word in words)
@@ -112,11 +92,8 @@ def spell_backwards(rng: random.Random) -> Task:
 
 def capitalise(rng: random.Random) -> Task:
     _, text = _pick(rng, 2, 5)
-    requests = [
-        f"Write in capital letters: {text}.",
-        f"Put {text} in upper case.",
-        f"Turn these words into capitals: {text}.",
-    ]
+    requests = [f"Write in capital letters: {text}.", f"Put {text} in upper case.",
+                f"Turn these words into capitals: {text}."]  # fmt: skip
     lead_ins = ["In capital letters", "In upper case", f"The words {text} in capitals"]
     return requests, lead_ins, text.upper()
 
@@ -140,22 +117,16 @@ def count_words(rng: random.Random) -> Task:
 def remove_word(rng: random.Random) -> Task:
     words, text = _pick(rng, 3, 7)
     gone = rng.choice(words)
-    requests = [
-        f"Remove {gone} from this list: {text}.",
-        f"Take {gone} out of {text}.",
-        f"Which words are left without {gone}: {text}?",
-    ]
+    requests = [f"Remove {gone} from this list: {text}.", f"Take {gone} out of {text}.",
+                f"Which words are left without {gone}: {text}?"]  # fmt: skip
     lead_ins = [f"Without {gone}", f"After removing {gone} the list is", "The words that are left are"]
     return requests, lead_ins, " ".join(word for word in words if word != gone)
 
 
 def every_second(rng: random.Random) -> Task:
     words, text = _pick(rng, 4, 8)
-    requests = [
-        f"Write every second word: {text}.",
-        f"Skip every other word, starting with the first: {text}.",
-        f"Keep the second, fourth, and so on: {text}.",
-    ]
+    requests = [f"Write every second word: {text}.", f"Skip every other word, starting with the first: {text}.",
+                f"Keep the second, fourth, and so on: {text}."]  # fmt: skip
     lead_ins = ["Every second word", "The words at even places are", f"From {text} every second word is"]
     return requests, lead_ins, " ".join(words[1::2])
 
@@ -163,11 +134,8 @@ def every_second(rng: random.Random) -> Task:
 def join_words(rng: random.Random) -> Task:
     words, text = _pick(rng, 3, 6)
     sign, mark = rng.choice([("dashes", "-"), ("plus signs", "+"), ("slashes", "/")])
-    requests = [
-        f"Join with {sign}: {text}.",
-        f"Connect the words {text} with {sign}.",
-        f"Use {sign} between these words: {text}.",
-    ]
+    requests = [f"Join with {sign}: {text}.", f"Connect the words {text} with {sign}.",
+                f"Use {sign} between these words: {text}."]  # fmt: skip
     lead_ins = [f"Joined with {sign}", f"With {sign} in between", f"The words {text} with {sign}"]
     return requests, lead_ins, f" {mark} ".join(words)
 
@@ -175,11 +143,8 @@ def join_words(rng: random.Random) -> Task:
 def last_letters(rng: random.Random) -> Task:
     words, text = _pick(rng, 3, 6)
     side, index = rng.choice([("last", -1), ("first", 0)])
-    requests = [
-        f"Write the {side} letter of each word: {text}.",
-        f"What are the {side} letters of {text}?",
-        f"Give the {side} letters: {text}.",
-    ]
+    requests = [f"Write the {side} letter of each word: {text}.", f"What are the {side} letters of {text}?",
+                f"Give the {side} letters: {text}."]  # fmt: skip
     lead_ins = [f"The {side} letters are", f"The {side} letters of {text} are"]
     return requests, lead_ins, " ".join(word[index] for word in words)
 
@@ -187,11 +152,8 @@ def last_letters(rng: random.Random) -> Task:
 def replace_word(rng: random.Random) -> Task:
     (new, *words), text = _pick(rng, 4, 7)
     old, text = rng.choice(words), " ".join(words)
-    requests = [
-        f"Replace {old} with {new}: {text}.",
-        f"Write {text} with {new} instead of {old}.",
-        f"In the list {text} change {old} to {new}.",
-    ]
+    requests = [f"Replace {old} with {new}: {text}.", f"Write {text} with {new} instead of {old}.",
+                f"In the list {text} change {old} to {new}."]  # fmt: skip
     lead_ins = [f"With {new} instead of {old}", "The new list is", f"Changing {old} to {new} gives"]
     return requests, lead_ins, " ".join(new if word == old else word for word in words)
 
@@ -199,11 +161,9 @@ def replace_word(rng: random.Random) -> Task:
 def count_in_steps(rng: random.Random) -> Task:
     start, step, length = rng.randint(1, 50), rng.randint(2, 6), rng.randint(4, 8)
     numbers = [start + step * index for index in range(length)]
-    requests = [
-        f"Count from {start} to {numbers[-1]} in steps of {step}.",
-        f"List the numbers from {start} to {numbers[-1]}, adding {step} each time.",
-        f"Start at {start} and add {step} until you reach {numbers[-1]}.",
-    ]
+    requests = [f"Count from {start} to {numbers[-1]} in steps of {step}.",
+                f"List the numbers from {start} to {numbers[-1]}, adding {step} each time.",
+                f"Start at {start} and add {step} until you reach {numbers[-1]}."]  # fmt: skip
     lead_ins = ["The numbers are", f"In steps of {step}", f"Adding {step} each time from {start} gives"]
     return requests, lead_ins, " ".join(map(str, numbers))
 

@@ -8,7 +8,7 @@ from data_gen.domains import Example, collect
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Ivy", "Jack", "Kate", "Leo",
          "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Victor")  # fmt: skip
-ITEMS = ("apples", "books", "cards", "acceptance_draws", "eggs", "flowers", "marbles", "oranges", "pencils", "shells", "stamps",
+ITEMS = ("apples", "books", "cards", "coins", "eggs", "flowers", "marbles", "oranges", "pencils", "shells", "stamps",
          "stickers")  # fmt: skip
 BOXES = ("boxes", "bags", "baskets", "packs")
 PLACES = ("at the market", "in the garden", "at school", "from a friend", "in the shop", "on the way home")
@@ -20,7 +20,6 @@ Problem = tuple[str, str, int]  # question, worked steps, answer
 
 
 def examples(split: str, count: int, seed: int = 0) -> list[Example]:
-    """`count` different problems of one split, deterministic in (split, seed)."""
     return collect("math", split, count, seed, _draw)
 
 
@@ -36,7 +35,6 @@ def _draw(rng: random.Random) -> tuple[str, str, str]:
 
 
 def collecting(rng: random.Random) -> Problem:
-    """Somebody's things become more and fewer, two to four times."""
     name, item, total = rng.choice(NAMES), rng.choice(ITEMS), rng.randint(5, 40)
     question = [f"{name} has {total} {item}."]
     steps = [rng.choice([f"{name} starts with {total} {item}.", f"At first there are {total} {item}."])]
@@ -99,7 +97,6 @@ EVENTS = (_gain, _lose, _lose, _gain_boxes, _double)
 
 
 def shopping(rng: random.Random) -> Problem:
-    """Two or three purchases and the change."""
     name, paid = rng.choice(NAMES), rng.choice([100, 150, 200])
     bought, steps, costs = [], [], []
     for many in rng.sample(GOODS, rng.choice([2, 2, 3])):
@@ -120,7 +117,6 @@ def shopping(rng: random.Random) -> Problem:
 
 
 def comparing(rng: random.Random) -> Problem:
-    """Three people, each with more, fewer or several times what the one before has."""
     names, item, count = rng.sample(NAMES, 3), rng.choice(ITEMS), rng.randint(4, 25)
     question, steps, counts = [f"{names[0]} has {count} {item}."], [], [count]
     for before, name in pairwise(names):
@@ -148,7 +144,6 @@ def _relation(rng: random.Random, count: int) -> tuple[str, str, int]:
 
 
 def working(rng: random.Random) -> Problem:
-    """A rate for some days, another rate for more days, and what remains of the whole."""
     name, (verb, unit, whole) = rng.choice(NAMES), rng.choice(JOBS)
     (rate, days), (rate_2, days_2) = [(rng.randint(3, 9), rng.randint(2, 7)) for _ in range(2)]
     first, second = rate * days, rate_2 * days_2

@@ -1,35 +1,47 @@
-"""Shards of responses from endpoints: rows that are kept already, rows that need no question, and all others, asked at once."""
+"""Shards of responses from endpoints: rows that are kept already, rows that need no question, and all others, asked at once.
+
+Every endpoint has `concurrency` threads that take rows from one queue. A row is tried `attempts` times in succession; each wait
+is twice the one before, or as long as the server asks for; all threads of the endpoint wait then. After a second turn a row
+has failed. An endpoint is left out if it does not answer a plain question either, if its key or address is wrong, or after
+GIVE_UP successive rows without an answer. Its rows go to the others.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
-from data_gen.remote.answers import Answer, NotRoundTrip, Reader
-from data_gen.remote.pool import EndpointLimits, Pool, RowOutcome, Server
-from data_gen.remote.requests import TOKENIZER, Asked, Requests
-from data_gen.shards import KEPT_FOLDER, Kept, keep, read_kept, read_whole, row_of, shard_name, write_shard
+from data_gen.remote.requests import TOKENIZER, Answer, Asked, NotRoundTrip, Reader, Requests, Unbelievable
+from data_gen.shards import KEPT_FOLDER, keep, read_kept, read_whole, row_of, shard_name, write_shard
 from toolkit.config import plain
 from toolkit.decoding.decode import prompt_ids
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.prompts import Prompt
-from toolkit.runs.endpoint import key_of
+from toolkit.runs.endpoint import Client, Refused, Silent, Wrong, address, key_of, retrying
 from toolkit.runs.stage import Stage
 from toolkit.runs.token_bar import TokenBar
 from toolkit.sampling import Sampling
 
 NO_ROUND_TRIP = "does not round-trip: "
 SEEDS = "the engine's own random numbers, asked for with a seed per row: they are not those of decoding here"
+GIVE_UP = 5  # rows without an answer, in a row, until an endpoint is left out
+TURNS = 2  # of a row
+PROBE_SECONDS = 10.0  # for a plain question
+AWAY = (401, 403, 408, 429, 502, 503, 504)  # after any other answer to a plain question, a server is there
+MEND = "expected endpoints and served.key_variable of a server with /v1/completions"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What rows depend on, and the folder that they are written into."""
-
     pair: ModelPair
     prompts: Sequence[Prompt]
     sampling: Sampling
@@ -51,12 +63,11 @@ def ask_endpoints(
     work: Work, shards: Mapping[int, range], endpoints: Sequence[str], served: Any, progress: TokenBar
 ) -> None:
     """Write these shards. Raises InputError once no endpoint is left; the rows that have come are kept."""
-    limits = EndpointLimits(
-        served.concurrency, served.requests_per_minute, served.seconds, served.attempts, served.backoff
-    )
     requests = Requests(served.engine, served.model, work.pair, work.sampling, plain(served.request))
     key = key_of(served.key_variable, "served.key_variable")
-    pool = Pool([Server.at(url, key, requests, limits) for url in endpoints], progress.say)
+    hint = "; name the key's variable: served.key_variable=NAME"
+    urls = [address(url, "/completions", "endpoints", hint) for url in endpoints]
+    servers = [Server(Client(url, key, served.seconds, "the endpoint", MEND), requests, served) for url in urls]
     reader = Reader(work.pair, work.sampling, served.model, requests.engine.shows_stops)
     rows = {number: read_kept(work.folder, number, work.job) for number in shards}
     home = {row: number for number, numbers in shards.items() for row in numbers}
@@ -74,17 +85,39 @@ def ask_endpoints(
         else:
             questions.append(Asked(row, ids, work.sampling.room(len(ids))))
     progress.skip(sum(map(len, rows.values())))
+
+    def write_if_whole(number: int) -> None:
+        if len(rows[number]) < len(shards[number]) or (work.folder / shard_name(number)).exists():
+            return
+        entries = [rows[number][row] for row in shards[number]]
+        names = ("ids", "by", "endpoint")
+        counts = {name: dict(Counter(e["how"][name] for e in entries if name in e["how"])) for name in names}
+        fields = {server.client.address: server.fields() for server in servers if not server.left_out}
+        write_shard(work.folder, number, work.job, [e["row"] for e in entries], served=counts, fields=fields)
+
+    def read(completion: Any, request: Asked) -> Answer | NotRoundTrip:
+        """An answer that is settled: its tokens are known, or cannot be."""
+        with TOKENIZER:
+            try:
+                return reader.read(completion, request)
+            except NotRoundTrip as error:
+                return error
+
     if questions:
-        pool.open()
-    for number, numbers in shards.items():
-        _write_if_whole(work, number, numbers, rows[number], pool)
-    for outcome in pool.ask(questions, lambda completion, request: _read(reader, completion, request)):
-        number = home[outcome.request.row]
-        entry = _row(work, outcome)
+        with ThreadPoolExecutor(len(servers)) as threads:
+            list(threads.map(Server.open, servers))
+        for server in servers:
+            if server.left_out:
+                progress.say(f"{server.client.address} is left out: {server.left_out}")
+        _check_alive(servers)
+    for number in shards:
+        write_if_whole(number)
+    for request, answer, endpoint in _answers(servers, questions, read, progress.say):
+        number, entry = home[request.row], _entry(work, request, answer, endpoint)
         keep(work.folder, number, work.job, entry)
-        rows[number][outcome.request.row] = entry
+        rows[number][request.row] = entry
         progress.count(len(entry["row"]["token_ids"]))
-        _write_if_whole(work, number, shards[number], rows[number], pool)
+        write_if_whole(number)
 
 
 def facts_of(stage: Stage, job: str, num_shards: int) -> dict[str, Any]:
@@ -114,43 +147,187 @@ def encoded(work: Work, number: int) -> list[int] | dict[str, Any]:
     return ids
 
 
-def _read(reader: Reader, completion: Any, request: Asked) -> Answer | NotRoundTrip:
-    """An answer that is settled: its tokens are known, or cannot be."""
-    with TOKENIZER:
-        try:
-            return reader.read(completion, request)
-        except NotRoundTrip as error:
-            return error
-
-
-def _row(work: Work, outcome: RowOutcome) -> dict[str, Any]:
-    """The row of an outcome, and how it came."""
-    prompt, row, answer = work.prompts[outcome.request.row], outcome.request.row, outcome.answer
-    ids = outcome.request.prompt_ids
+def _entry(work: Work, request: Asked, answer: Answer | NotRoundTrip | str, endpoint: str) -> dict[str, Any]:
+    """The row of an answer, or of the reason why there is none; and how it came."""
+    status, how = "done", {"ids": "failed", "endpoint": endpoint}
     if isinstance(answer, Answer):
         facts = {"token_ids": answer.token_ids, "finish_reason": answer.finish_reason, "text": answer.text}
-        how = {"ids": answer.ids, "by": answer.by or "no name given", "endpoint": outcome.address}
-        return {"row": row_of(prompt, row, "done", prompt_ids=ids, **facts), "how": how}
-    if isinstance(answer, NotRoundTrip):
-        record = row_of(prompt, row, "skipped", prompt_ids=ids, error=f"{NO_ROUND_TRIP}{answer}")
-        return {"row": record, "how": {"ids": "does not round-trip", "endpoint": outcome.address}}
-    record = row_of(prompt, row, "failed", prompt_ids=ids, finish_reason="error", error=outcome.reason)
-    return {"row": record, "how": {"ids": "failed", "endpoint": outcome.address}}
+        how |= {"ids": answer.ids, "by": answer.by or "no name given"}
+    elif isinstance(answer, NotRoundTrip):
+        status, facts, how["ids"] = "skipped", {"error": f"{NO_ROUND_TRIP}{answer}"}, "does not round-trip"
+    else:
+        status, facts = "failed", {"finish_reason": "error", "error": answer}
+    row = row_of(work.prompts[request.row], request.row, status, prompt_ids=request.prompt_ids, **facts)
+    return {"row": row, "how": how}
 
 
-def _write_if_whole(work: Work, number: int, numbers: range, rows: Kept, pool: Pool) -> None:
-    if len(rows) < len(numbers) or (work.folder / shard_name(number)).exists():
-        return
-    hows = [rows[row]["how"] for row in numbers]
-    names = ("ids", "by", "endpoint")
-    counts = {name: dict(Counter(how[name] for how in hows if name in how)) for name in names}
-    fields = {server.client.address: _fields(server) for server in pool.servers if not server.left_out}
-    write_shard(work.folder, number, work.job, [rows[row]["row"] for row in numbers], served=counts, fields=fields)
+@dataclass(eq=False)
+class Server:
+    """One endpoint at work. unknown: keys that it does not know, left out; checked: it says which ones it knows."""
+
+    client: Client
+    requests: Requests
+    limits: Any  # `served` of the config: concurrency, requests_per_minute, seconds, attempts, backoff
+    unknown: list[str] = field(default_factory=list)
+    checked: bool = False
+    left_out: str = ""
+    answered: int = 0
+    unanswered: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    free_at: float = 0.0  # when the next request may begin
+
+    def open(self) -> None:
+        """Is it there, does it have the model, which keys does it know? A fault is noted in `left_out`."""
+        try:
+            models, fields = self._models(), self._known_fields()
+        except (Silent, Wrong) as error:
+            self.left_out = str(error)
+            return
+        named = [str(model.get("id")) for model in models if isinstance(model, dict)]
+        if named and self.requests.model not in named and self.requests.engine.name in ("vllm", "sglang"):
+            self.left_out = f"it serves {', '.join(named)}: expected served.model={self.requests.model}"
+        if fields:
+            self.checked = True
+            self.unknown = sorted(set(self.requests.body(Asked(0, [0], 1))) - fields)
+            needed = [name for name in self.unknown if not self.requests.needless(name)]
+            if needed:
+                self.left_out = f"it does not know {', '.join(needed)} (its openapi.json): another served.engine?"
+
+    def reply(self, request: Asked, read: Callable[[Any, Asked], Any]) -> Any:
+        """What `read` makes of the answer to one row. Raises Silent, Refused, Wrong, Unbelievable or InputError."""
+        body = {name: value for name, value in self.requests.body(request).items() if name not in self.unknown}
+
+        def once() -> Any:
+            with self.lock:
+                start = max(time.monotonic(), self.free_at)
+                rate = self.limits.requests_per_minute
+                self.free_at = start if rate is None else start + 60 / rate
+            time.sleep(max(0.0, start - time.monotonic()))
+            try:
+                return read(self.client.post(body), request)
+            except Silent as silence:
+                with self.lock:
+                    self.free_at = max(self.free_at, time.monotonic() + (silence.wait or 0))
+                raise
+
+        return retrying(self.limits.attempts, self.limits.backoff, lambda: bool(self.left_out))(once)
+
+    def judge(self, error: Exception | None) -> None:
+        """Note how a row went; `left_out` says why nothing more is asked of it, if so."""
+        with self.lock:
+            if error is None:
+                self.answered, self.unanswered = self.answered + 1, 0
+                return
+            self.unanswered += not (isinstance(error, Refused) and self.answered)
+            if self.left_out:
+                return
+            if isinstance(error, Wrong):
+                self.left_out = str(error)
+            elif self.unanswered >= GIVE_UP:
+                self.left_out = f"{GIVE_UP} rows in a row got no answer, the last one: {_reason(error)}"
+        if isinstance(error, Silent) and not self.left_out:
+            try:
+                self._models()
+            except (Silent, Wrong):  # it is not there
+                self.left_out = str(error)
+
+    def fields(self) -> str:
+        if not self.checked:
+            return "not listed by the server: one that it does not know may have been ignored"
+        neutral = f", {', '.join(self.unknown)} left out (neutral)" if self.unknown else ""
+        return f"as its openapi.json lists them{neutral}"
+
+    def _get(self, url: str) -> Any:
+        return self.client.get(url, min(PROBE_SECONDS, self.limits.seconds))
+
+    def _models(self) -> list[Any]:
+        """The models that it lists, if it does. Raises Silent, or Wrong for a wrong key."""
+        try:
+            answer = self._get(self.client.url.partition("?")[0].removesuffix("/completions") + "/models")
+        except (Refused, Silent, Wrong) as error:
+            status = getattr(error, "status", 400)
+            if status is None or status in AWAY:
+                raise
+            return []
+        data = answer.get("data") if isinstance(answer, dict) else None
+        return data if isinstance(data, list) else []
+
+    def _known_fields(self) -> set[str]:
+        """The keys that the server's openapi.json lists for our request; empty if it does not say."""
+        parts = urlsplit(self.client.url)
+        for root in ("", parts.path.removesuffix("/completions").removesuffix("/v1")):
+            try:
+                schemas = self._get(urlunsplit((*parts[:2], f"{root}/openapi.json", "", "")))
+                content = schemas["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+                name = str(content["application/json"]["schema"].get("$ref", "")).rpartition("/")[2]
+                return set(schemas["components"]["schemas"][name]["properties"])
+            except (Silent, Refused, Wrong, LookupError, TypeError, AttributeError):
+                continue
+        return set()
 
 
-def _fields(server: Server) -> str:
-    """What is known of the keys that a server reads."""
-    if not server.checked:
-        return "not listed by the server: one that it does not know may have been ignored"
-    neutral = f", {', '.join(server.unknown)} left out (neutral)" if server.unknown else ""
-    return f"as its openapi.json lists them{neutral}"
+def _answers(
+    servers: Sequence[Server], questions: Sequence[Asked], read: Callable[[Any, Asked], Any], say: Callable[[str], None]
+) -> Iterator[tuple[Asked, Any, str]]:
+    """Every question with what `read` makes of its answer, or a reason, and the endpoint's address; as they come.
+
+    Raises InputError once no server is left; closing it ends the threads.
+    """
+    rows: SimpleQueue[tuple[Asked, int]] = SimpleQueue()  # with the turns that each has had
+    outcomes: SimpleQueue[tuple[Asked, Any, str] | Server] = SimpleQueue()
+    over = threading.Event()
+
+    def serve(server: Server) -> None:
+        """One thread of a server: rows until all is over, or the server is left out."""
+        while not server.left_out and not over.is_set():
+            try:
+                request, turns = rows.get(timeout=0.2)
+            except Empty:
+                continue
+            answer, error = None, None
+            try:
+                answer = server.reply(request, read)
+            except Exception as fault:  # whatever it is, it is this row's
+                error = fault
+            if not isinstance(error, InputError) or isinstance(error, Wrong):  # else no server will do
+                server.judge(error)
+                if error is not None and (server.left_out or turns + 1 < TURNS):
+                    rows.put((request, turns + (not server.left_out)))
+                    continue
+            outcomes.put((request, answer if error is None else _reason(error), server.client.address))
+        if server.left_out:
+            outcomes.put(server)
+
+    for question in questions:
+        rows.put((question, 0))
+    alive = [server for server in servers if not server.left_out]
+    for server in alive:
+        for _ in range(min(server.limits.concurrency, len(questions))):
+            threading.Thread(target=serve, args=(server,), daemon=True).start()
+    missing = len(questions)
+    try:
+        while missing:
+            outcome = outcomes.get()
+            if not isinstance(outcome, Server):
+                missing -= 1
+                yield outcome
+                continue
+            if outcome in alive:
+                alive.remove(outcome)
+                say(f"{outcome.client.address} is left out: {outcome.left_out}")
+            _check_alive(servers)
+    finally:
+        over.set()
+
+
+def _check_alive(servers: Sequence[Server]) -> None:
+    if all(server.left_out for server in servers):
+        reasons = "; ".join(f"{server.client.address}: {server.left_out}" for server in servers)
+        raise InputError(f"no endpoint is left ({reasons}); what has come is kept: run again when one answers")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Refused) and error.explanation:
+        return f"{error} ({error.explanation})"
+    ours = isinstance(error, Silent | Refused | Unbelievable | InputError)
+    return str(error) if ours else f"{type(error).__name__}: {error}"

@@ -17,7 +17,6 @@ from toolkit.models.pair import TOY
 
 
 def stamp(folder: Path, pair: ModelPair) -> None:
-    """Stamp every head in a folder with the pair's models."""
     for kind in KINDS.values():
         if kind.is_in(folder):
             head, card = kind.load(folder)

@@ -3,23 +3,182 @@
 from __future__ import annotations
 
 import math
+import random
 import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from data_gen.toy_pair.batches import BatchStream
-from data_gen.toy_pair.muon import Muon
+from data_gen.domains import Example
 from toolkit.config import commands
+
+CHUNK = 1024  # documents that are sorted by length together
+POLYNOMIALS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """Token ids of begin + prompt + response + end, and how many of them belong to the prompt."""
+
+    tokens: np.ndarray  # [T] int16
+    num_prompt: int
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, examples: list[Example], max_length: int) -> list[Document]:
+    """Tokenize prompt and response apart, as in decoding; documents longer than `max_length` are left out."""
+    prompts = tokenizer([example.prompt for example in examples])["input_ids"]
+    responses = tokenizer([example.response for example in examples], add_special_tokens=False)["input_ids"]
+    documents = [
+        Document(np.array(prompt + response + [tokenizer.eos_token_id], dtype=np.int16), len(prompt))
+        for prompt, response in zip(prompts, responses, strict=True)
+    ]
+    return [document for document in documents if len(document.tokens) <= max_length]
+
+
+class BatchStream(IterableDataset):
+    """Batches `{"input_ids" [B, T], "weights" [B, T]}` from batch number `start` on; equal seeds give equal streams.
+
+    `pools` are the domains' documents and `shares` the part of all training tokens that each domain gets.
+    `weights` is the loss weight of a token: 1 in responses, `prompt_weight` in prompts, 0 for begin and padding.
+    """
+
+    def __init__(
+        self,
+        pools: dict[str, list[Document]],
+        shares: dict[str, float],
+        tokens_per_batch: int,
+        prompt_weight: float,
+        seed: int,
+        start: int = 0,
+    ) -> None:
+        self.pools, self.shares = pools, shares
+        self.tokens_per_batch, self.prompt_weight = tokens_per_batch, prompt_weight
+        self.seed, self.start = seed, start
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return map(self._collate, islice(self._groups(), self.start, None))
+
+    def _groups(self) -> Iterator[list[Document]]:
+        """Documents that make up a batch: chunks are drawn by share, sorted by length, cut, and the cuts shuffled."""
+        rng = random.Random(self.seed)
+        domains = [domain for domain in self.pools if self.shares.get(domain, 0) > 0]
+        mean_lengths = {d: sum(len(doc.tokens) for doc in self.pools[d]) / len(self.pools[d]) for d in domains}
+        odds = [self.shares[domain] / mean_lengths[domain] for domain in domains]
+        streams = {domain: _cycle(self.pools[domain], random.Random(f"{self.seed}/{domain}")) for domain in domains}
+        while True:
+            chunk = [next(streams[domain]) for domain in rng.choices(domains, odds, k=CHUNK)]
+            groups = list(_cut(sorted(chunk, key=lambda doc: len(doc.tokens)), self.tokens_per_batch))
+            rng.shuffle(groups)
+            yield from groups
+
+    def _collate(self, group: list[Document]) -> dict[str, Tensor]:
+        width = max(len(document.tokens) for document in group)
+        input_ids = torch.zeros(len(group), width, dtype=torch.long)
+        weights = torch.zeros(len(group), width)
+        for row, document in enumerate(group):
+            length = len(document.tokens)
+            input_ids[row, :length] = torch.from_numpy(document.tokens.astype(np.int64))
+            weights[row, 1 : document.num_prompt] = self.prompt_weight
+            weights[row, document.num_prompt : length] = 1.0
+        return {"input_ids": input_ids, "weights": weights}
+
+
+def _cycle(pool: list[Document], rng: random.Random) -> Iterator[Document]:
+    pool = list(pool)
+    while True:
+        rng.shuffle(pool)
+        yield from pool
+
+
+def _cut(documents: list[Document], tokens_per_batch: int) -> Iterator[list[Document]]:
+    """Cut documents, sorted by length, where the padded batch would exceed `tokens_per_batch`."""
+    group: list[Document] = []
+    for document in documents:
+        if group and (len(group) + 1) * len(document.tokens) > tokens_per_batch:
+            yield group
+            group = []
+        group.append(document)
+    yield group
+
+
+class Muon(torch.optim.Optimizer):
+    """Matrices get Nesterov momentum, orthogonalised: an update's size depends on `lr` alone. Groups with `adam=True`
+    (embeddings, norms) get Adam's update. One optimizer for both, because Lightning counts the steps of each.
+
+    params        groups of matrices [out, in], or of anything if `adam`
+    betas         Adam's; `momentum` is Muon's
+    weight_decay  times the learning rate is taken off the weights at each step
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.98),
+        weight_decay: float = 0.0,
+    ):
+        defaults = {"lr": lr, "momentum": momentum, "betas": betas, "weight_decay": weight_decay, "adam": False}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            update = self._adam if group["adam"] else self._muon
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.sub_(group["lr"] * update(weight.grad, self.state[weight], group))
+        return loss
+
+    @staticmethod
+    def _muon(gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        if not state:
+            state["momentum"] = torch.zeros_like(gradient)
+        state["momentum"].lerp_(gradient, 1 - group["momentum"])
+        rows, columns = gradient.shape
+        return max(1.0, rows / columns) ** 0.5 * orthogonal(gradient.lerp(state["momentum"], group["momentum"]))
+
+    @staticmethod
+    def _adam(gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        if not state:
+            state.update(step=0, mean=torch.zeros_like(gradient), square=torch.zeros_like(gradient))
+        state["step"] += 1
+        first, second = group["betas"]
+        mean = state["mean"].lerp_(gradient, 1 - first) / (1 - first ** state["step"])
+        square = state["square"].lerp_(gradient.square(), 1 - second) / (1 - second ** state["step"])
+        return mean / (square.sqrt() + 1e-8)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """U V^T of the singular value decomposition U S V^T, roughly: values within a factor of 100 end between 0.1 and 2."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.mT if tall else matrix
+    x = x / (1.02 * x.norm() + 1e-7)
+    for linear, cubic, quintic in POLYNOMIALS:
+        square = x @ x.mT
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=cubic, alpha=quintic), x, beta=linear)
+    return x.mT if tall else x
 
 
 def build_model(shape: commands.ToyModel, tokenizer: PreTrainedTokenizerFast, max_positions: int) -> LlamaForCausalLM:
-    """A fresh Llama with tied embeddings in the shape given by the config."""
     special = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -46,8 +205,7 @@ def build_model(shape: commands.ToyModel, tokenizer: PreTrainedTokenizerFast, ma
 def initialise(model: LlamaForCausalLM) -> None:
     """Let every layer start as the identity: what a token is stays visible, so copying is learned several times sooner.
 
-    Embeddings dominate the residual stream; the usual 0.02 drowns in the layers' outputs at these widths. Matrices keep
-    the scale of what they read, and those that write to the residual stream start at zero.
+    Embeddings dominate the residual stream; matrices that write to it start at zero.
     """
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name:
@@ -78,7 +236,6 @@ def weighted_loss(model: nn.Module, input_ids: Tensor, weights: Tensor) -> Tenso
 
 
 def learning_rate_factor(step: int, warmup: int, steps: int) -> float:
-    """Linear warmup, then a cosine down to nearly zero at the last step."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
@@ -127,8 +284,6 @@ class ToyModule(pl.LightningModule):
 
 
 class ToyData(pl.LightningDataModule):
-    """The stream of batches, continued where a resumed trainer stands."""
-
     def __init__(self, stream: BatchStream) -> None:
         super().__init__()
         self.stream = stream

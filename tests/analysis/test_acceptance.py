@@ -9,10 +9,14 @@ import torch
 
 from analysis import acceptance, sweep
 from analysis.multi_draft import target_texts
-from analysis.multi_draft.acceptance_table import QUANTITIES, block_efficiency_table
-from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
-from analysis.multi_draft.target_texts import TargetText
-from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
+from analysis.multi_draft.acceptance_table import (
+    QUANTITIES,
+    TreeCost,
+    advise,
+    as_sentence,
+    block_efficiency_table,
+)
+from analysis.multi_draft.target_texts import TargetText, expected_acceptance, optima, spread_uniforms
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
 from analysis.tables.rows import load_rows

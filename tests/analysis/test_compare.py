@@ -169,11 +169,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path, tiny_overrides, tiny_respo
 
 
 def test_undominated_points():
-    from analysis.figures.scatter import undominated
+    from analysis.tables.selection import undominated
 
     x, y = np.array([1.0, 2, 3, 2]), np.array([3.0, 2, 1, 1])
-    assert undominated(x, y, (True, True)) == [True, True, True, False]
-    assert undominated(x, y, (False, True)) == [True, False, False, False]
+    assert undominated(np.stack([x, y], 1), (True, True)).tolist() == [True, True, True, False]
+    assert undominated(np.stack([x, y], 1), (False, True)).tolist() == [True, False, False, False]
 
 
 def test_settings_can_be_chosen_on_groups_that_are_not_reported(compared, tmp_path, tiny_overrides, tiny_responses):

@@ -19,8 +19,7 @@ from analysis.replay.drafts import figures as draft_figures
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import PLAIN, Setting
 from analysis.tables.method_table import measured_figures, table_of
-from analysis.tables.positions import acceptance_positions
-from analysis.tables.rows import COUNTS
+from analysis.tables.rows import COUNTS, acceptance_positions
 from analysis.tables.standing import standing
 
 REPETITIONS, AT_ONCE, LEAST = 1000, 20, 0.92

@@ -35,7 +35,7 @@ def run(root, sides, *overrides):
     """With enough cost ratios for the ends and the middle of the curves."""
     options = [*(f"{side}=[{folders}]" for side, folders in sides.items()), "track=false", "resamples=300"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("analysis.tables.frontier_tables.NUM_COSTS", 7)
+        patch.setattr("analysis.tables.standing.NUM_COSTS", 7)
         return frontier.run(config.compose("frontier", [*options, f"paths.root_dir={root}", *overrides]))
 
 

@@ -15,7 +15,7 @@ from analysis import frontier, report
 from analysis.figures.method_styles import METHODS, look
 from analysis.reporting.charts import DARK
 from analysis.reporting.folders import grouped, read_folder
-from analysis.tables.console import DEFINITIONS
+from analysis.tables.files import DEFINITIONS
 from toolkit import config
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text

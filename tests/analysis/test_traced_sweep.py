@@ -3,8 +3,8 @@
 import pytest
 
 from analysis import sweep
+from analysis.sweep import agreement, agreement_of
 from analysis.tables import workbench
-from analysis.tables.agreement import agreement, agreement_of
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS, SOURCES, load_rows

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_gen import responses
-from data_gen.remote.answers import Reader, Unbelievable
-from data_gen.remote.requests import Asked
+from data_gen.remote.requests import Asked, Reader, Unbelievable
 from tests.data_gen.stub_target import FIELDS, Status, StubTarget, stub_target
 from toolkit.config import compose
 from toolkit.errors import InputError, StaleError

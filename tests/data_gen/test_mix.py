@@ -12,8 +12,7 @@ import tqdm.auto
 from omegaconf import OmegaConf
 
 from data_gen import mix, texts
-from data_gen.mix import LEGEND, as_text
-from data_gen.mixing import STREAM, mix_batch
+from data_gen.mix import LEGEND, STREAM, as_text, mix_batch
 from data_gen.texts import read_responses
 from toolkit import ModelPair
 from toolkit.config import compose, method

@@ -10,11 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data_gen import toy
 from data_gen.domains import DOMAINS, get
-from data_gen.toy_pair.batches import BatchStream, encode
-from data_gen.toy_pair.evaluation import acceptance, respond
-from data_gen.toy_pair.muon import Muon, orthogonal
-from data_gen.toy_pair.tokenizer import train_tokenizer
-from data_gen.toy_pair.training import ToyModule, learning_rate_factor
+from data_gen.toy_pair.export import acceptance, respond, train_tokenizer
+from data_gen.toy_pair.training import BatchStream, Muon, ToyModule, encode, learning_rate_factor, orthogonal
 from toolkit.config import compose
 from toolkit.errors import StaleError
 

@@ -12,9 +12,9 @@ import torch
 
 from analysis.replay.policies import replay, replay_starts
 from data_gen import traces
-from data_gen.depth import DEEPEST, depth_of, depth_that_pays
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
+from data_gen.recording_by_start import DEEPEST, depth_of, depth_that_pays
 from data_gen.texts import read_jsonl, read_texts
 from toolkit import ModelPair
 from toolkit.config import compose, method

@@ -67,7 +67,7 @@ LOAD_DRAFT = {"_target_": "toolkit.models.pair.load_draft", "source": "${pair.dr
               "dtype": "${pair.dtype}"}  # fmt: skip
 READ_RESPONSES = {"_target_": "data_gen.texts.read_responses", "_partial_": True}
 READ_ROWS = {"_target_": "data_gen.responses.read_rows", "_partial_": True}
-Hardware = Literal["h100", "h200", "a100", "l40s", "cpu"]
+Hardware = Literal["h100", "h200", "a100", "l40s"]
 
 
 class Paths(ConfigSection):
@@ -363,10 +363,7 @@ class Sweep(Command, Labels, Tracked, Shared):
 
 class UnderLoad(OnPrompts, Tracked):
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
-    hardware: Annotated[
-        Hardware | None,
-        "model the costs instead: h100, h200, a100 or l40s, from its peak figures; cpu: this machine is asked",
-    ] = None
+    hardware: Annotated[Hardware | None, "model the costs instead, from a device's peak figures"] = None
     devices: Annotated[Count, "of hardware=...: how many the target is spread over"] = 1
     rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 10
     max_drafted: Annotated[
@@ -382,7 +379,6 @@ class Advise(Command, UnderLoad, Intervals):
     resamples: Resamples = 2000
     batch_sizes: Annotated[list[Count], "requests decoded side by side"] = [1, 4, 16]
     heads: Annotated[list[str | None] | None, Head(), "an acceptance head, or null, for each draft"] = None
-    train_heads: Annotated[bool, "train and calibrate heads for every draft, on further parts of >= 32 prompts"] = False
     costs: Annotated[Inputs | None, "a cost table, or one for each draft; null: measured here"] = None
     drops: Annotated[
         Literal["always", "half"],

@@ -1,7 +1,7 @@
 """What a forward pass costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
 
 A table over a grid of points, linear between them and continued by its last slope beyond them: measured on this machine
-(`analysis.timing`), modelled from a device's peak figures (`analysis.loads.hardware`), or a CSV of one's own.
+(`analysis.timing`), modelled from a device's peak figures (`analysis.loads.costs`), or a CSV of one's own.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.figures import plots
-from analysis.figures.pareto import PLAIN, curves_of, highlighted
+from analysis.figures.plots import PLAIN, curves_of, highlighted
 
 # Machado, Oliveira & Fernandes (2009), severity 1; linear RGB.
 SIGHT = {
@@ -90,7 +90,7 @@ def test_a_figure_has_three_formats_its_width_and_the_same_bytes_every_time(tmp_
 
 
 def test_texts_cover_neither_each_other_nor_points(tmp_path):
-    from analysis.figures.texts import place
+    from analysis.figures.plots import place
     from toolkit.runs.figure_style import figure
 
     x = np.linspace(0.2, 0.3, 6)

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from analysis.loads.costs import costs_of, measured_costs
-from analysis.loads.hardware import Shape
-from analysis.loads.this_cpu import Cpu
 from toolkit import ModelPair
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import Sampling
@@ -66,41 +64,6 @@ def test_files_are_one_for_all_drafts_or_one_for_each(tmp_path):
         ratios(names[:2])
     with pytest.raises(InputError, match="costs=FILE or hardware=NAME, got both"):
         costs_of(SimpleNamespace(costs=names[0], hardware="h100"), pairs, [], SAMPLING, (1,), tmp_path)
-
-
-CPU = Cpu(copied=1e10, arithmetic=1e11, operation=2e-6, products=(1e-9, 1e-9, 1e-9, 1.5e-9, 2e-9, 3e-9, 16e-9))
-
-
-def test_this_machine_is_asked_once_per_folder(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Cpu, "measured", classmethod(lambda cls: CPU))
-    pairs, cfg = [ModelPair.toy()], SimpleNamespace(costs=None, hardware="cpu", devices=1)
-    (first,) = costs_of(cfg, pairs, [], SAMPLING, (1, 8), tmp_path)
-    assert "10.0 GB/s copied, 100 GFLOP/s in square products, 11 at 8 rows" in capsys.readouterr().out
-    monkeypatch.setattr(Cpu, "measured", classmethod(lambda cls: pytest.fail("measured again")))
-    (again,) = costs_of(cfg, pairs, [], SAMPLING, (1, 8), tmp_path)
-    assert again.target(8, 3) == first.target(8, 3) and again.source == "modelled"
-    cfg.devices = 2
-    with pytest.raises(InputError, match="hardware=cpu is this machine: expected devices=1, got 2"):
-        costs_of(cfg, pairs, [], SAMPLING, (1,), tmp_path)
-
-
-def test_a_processors_forward_by_hand():
-    """A billion float32 weights, 2 layers: bound by memory at one row, by arithmetic at many; rows are batch times width."""
-    shape = Shape(1e9, 2, 1000, kv_numbers=4000)
-    layers = 2 * 50 * 2e-6
-    assert shape.cpu_seconds(CPU, 1, 1, 99) == pytest.approx(
-        1.0 + 4 * 100 * 4000 / 1e10 + 4 * 2 * 1000 * 100 / 1e11 + layers
-    )
-    assert shape.cpu_seconds(CPU, 8, 1, 0) == pytest.approx(1.5, rel=0.01)
-    assert shape.cpu_seconds(CPU, 2, 4, 0) == pytest.approx(shape.cpu_seconds(CPU, 8, 1, 0), rel=0.01)
-    assert shape.cpu_seconds(CPU, 1, 1024, 0) == pytest.approx(32.0, rel=0.01), "twice the rows, twice the time"
-
-
-def test_the_machine_is_measured_in_bounds():
-    cpu = Cpu.measured()
-    assert 1e8 < cpu.copied < 1e12 and cpu.arithmetic > 1e9 and 0 < cpu.operation < 1e-3
-    assert list(cpu.products) == sorted(cpu.products), "no product with fewer rows takes longer"
-    assert 0 < cpu.products[0] < cpu.products[-1]
 
 
 def test_costs_that_cannot_be_had_are_refused(table_pair):

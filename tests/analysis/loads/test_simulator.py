@@ -1,13 +1,11 @@
 """The simulator against the live loop (greedy: equal texts, so equal counts), and by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from analysis.loads.recorded import RecordedPair
-from analysis.loads.simulator import Load, _Server, serve
+from analysis.loads.simulator import Load, serve
 from analysis.replay.policies import replay
 from analysis.replay.prompt_lookup import Copies
 from analysis.replay.recorded_heads import with_recorded_heads
@@ -120,28 +118,6 @@ def test_plain_decoding_reads_no_prompt_with_the_draft(recorded):
     served = serve(trace, [len(p) for p, _ in texts], plain, COSTS, Load(1), [0])
     assert served.answered[0] == pytest.approx(len(texts[0][1]) * 1.0 + 0.1 * (len(texts[0][0]) - 1))
     assert served.num_calls.sum() == 0 and served.forwards == (0, len(texts[0][1]))
-
-
-WIDE = replace(COSTS, draft=CostGrid((1.0, 8.0), (1.0, 31.0), (0.0,), np.array([[[0.1], [0.4]], [[0.2], [0.8]]])))
-
-
-@pytest.mark.parametrize(("unread", "drafted", "drafts", "expected", "left"), [
-    # one row joins while the batch drafts: it reads alone, and the others' few tokens are read with the drafts
-    ([[5, 0, 20], [0, 0, 20]], True, True, "d(1, 20) + d(3, 6) - d(3, 1) + t(1, 20)", [0, 0, 0]),
-    # it joins while the batch rests, and the batch drafts again: one forward for all
-    ([[12, 14, 20], [0, 0, 20]], False, True, "d(3, 21) - d(3, 1) + t(1, 20)", [0, 0, 0]),
-    # the batch goes on resting: the draft reads nothing
-    ([[12, 14, 20], [0, 0, 20]], False, False, "t(1, 20)", [12, 14, 20]),
-    # the batch stops drafting: a row that has just joined has read by then, as in the loop
-    ([[3, 2, 20], [0, 0, 20]], True, False, "d(1, 20) + t(1, 20)", [3, 2, 0]),
-    # all rows join: they read in the round's own forwards
-    ([[19, 9, 20], [19, 9, 20]], True, True, "d(3, 21) - d(3, 1) + t(3, 25) - t(3, 5)", [0, 0, 0]),
-])  # fmt: skip
-def test_who_reads_what_and_when(recorded, unread, drafted, drafts, expected, left):
-    server = _Server(recorded[1], np.array([21] * 3), Bounded(Fixed(4), 0, 4), WIDE, Load(3), np.arange(3))
-    server.unread, server.drafting = np.array(unread), drafted
-    assert server._reading(drafts, 5) == pytest.approx(eval(expected, {"d": WIDE.draft, "t": WIDE.target}))
-    assert server.unread.tolist() == [left, [0, 0, 0]]
 
 
 def test_requests_wait_for_a_slot(recorded):

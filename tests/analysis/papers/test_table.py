@@ -4,8 +4,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from analysis.papers.figure import draw
-from analysis.papers.page import as_markdown, sentence, side_by_side
+from analysis.papers.page import as_markdown, draw, sentence, side_by_side
 from analysis.papers.table import NOTHING, PaperTable, Runs, cells_of, expanded, merged
 from analysis.tables.files import save_table
 from toolkit.errors import InputError

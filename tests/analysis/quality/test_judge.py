@@ -9,10 +9,9 @@ import torch
 import transformers as hf
 
 from analysis import quality
-from analysis.quality import judges as endpoint
+from analysis.quality import judge as endpoint
 from analysis.quality.base import reasons, table
-from analysis.quality.judge import Judge
-from analysis.quality.judge_templates import REFERENCE, SINGLE, Template, rating_of
+from analysis.quality.judge import REFERENCE, SINGLE, Judge, Template, rating_of
 from tests.analysis.quality.stub_judge import drips, drops, says, sends, stalls, stub_judge
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt

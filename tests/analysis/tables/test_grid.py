@@ -5,7 +5,7 @@ import shutil
 import pandas as pd
 import pytest
 
-from analysis.figures.pareto import curves_of
+from analysis.figures.plots import curves_of
 from analysis.tables.grid import Setting, expand
 from analysis.tables.rows import PARAMETER
 from toolkit import config

@@ -4,10 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.tables.frontier_tables import Cost
 from analysis.tables.rows import COUNTS, throughput, totals
 from analysis.tables.selection import choose, comparable, settings_table, undominated, unseen
-from analysis.tables.standing import sweep_scalars
+from analysis.tables.standing import Cost, sweep_scalars
 from toolkit.errors import InputError
 
 

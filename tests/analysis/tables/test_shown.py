@@ -5,10 +5,8 @@ import pandas as pd
 import pytest
 
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.console import DEFINITIONS, definitions_text, show, show_page
-from analysis.tables.files import markdown, with_interval
-from analysis.tables.positions import acceptance_positions, bound_notes, length_table
-from analysis.tables.rows import round_lengths
+from analysis.tables.files import DEFINITIONS, definitions_text, markdown, show, show_page, with_interval
+from analysis.tables.rows import acceptance_positions, bound_notes, length_table, round_lengths
 from toolkit.types import Round
 
 NAN = float("nan")
