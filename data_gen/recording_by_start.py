@@ -47,7 +47,7 @@ class StartRecorder(Recorder):
         for name, head in self.heads.items():
             if getattr(head, "num_earlier", 0):
                 raise InputError(
-                    f"head {name} reads earlier positions, whose states this draft computes anew in every round: expected a "
+                    f"head {name} reads earlier positions, whose states this draft computes again in every round: expected a "
                     "head with head.earlier=0"
                 )
         return join(

@@ -42,7 +42,7 @@ TOLERANCE = 1e-4  # by which the optimum without replacement may be off: see `op
 
 
 @dataclass(frozen=True)
-class Chances:
+class ExpectedAcceptance:
     """accepted [N]: P(a candidate is emitted by acceptance); drafted [N]: P(the emitted token is one)."""
 
     accepted: Tensor
@@ -51,7 +51,7 @@ class Chances:
 
 def expected_acceptance(
     rule: SelectionRule, scheme: str, target_probs: Tensor, draft_probs: Tensor, uniforms: Tensor
-) -> Chances:
+) -> ExpectedAcceptance:
     """Means over R draws of the candidates: target_probs [N, V], the draft's side as above, uniforms [R, N, K]. float64 out."""
     accepted, added = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
     num_drafts = uniforms.shape[-1]
@@ -74,7 +74,7 @@ def expected_acceptance(
         added += (1 - by_acceptance) * redrawn.sum(-1)
     summed = rule.accepted(target_probs, distributions) if scheme in ("iid", "independent") else None
     accepted = accepted / len(uniforms) if summed is None else summed.double()
-    return Chances(accepted, accepted + added / len(uniforms))
+    return ExpectedAcceptance(accepted, accepted + added / len(uniforms))
 
 
 def spread_uniforms(shape: tuple[int, int, int], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -305,8 +305,8 @@ class Walk:
                 if drawn_so not in best:
                     total = optima(p, q, num_drafts, judge.scheme).sum() if self.optimum else float("nan")
                     best[drawn_so] = float(total)
-                chances = expected_acceptance(judge.rule, judge.scheme, p, q, uniforms[..., :num_drafts])
-                accepted, drafted = float(chances.accepted.sum()), float(chances.drafted.sum())
+                expected = expected_acceptance(judge.rule, judge.scheme, p, q, uniforms[..., :num_drafts])
+                accepted, drafted = float(expected.accepted.sum()), float(expected.drafted.sum())
                 sums = {"K": num_drafts, "accepted": accepted, "drafted": drafted, "optimum": best[drawn_so]}
                 yield judge, sums
 

@@ -33,7 +33,7 @@ from toolkit.files.atomic import copy_file
 from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry, logits_at, step_at
 
-Chances = Callable[[Tensor], Tensor]  # of raw logits [..., O or none]
+Probabilities = Callable[[Tensor], Tensor]  # of raw logits [..., O or none]
 SMALLEST = 1e-9  # distance of a probability from 0 and 1 when it becomes a logit again
 
 
@@ -64,7 +64,7 @@ class Scored:
         accepted = (trace.accepted & exists & ~ends).nonzero().squeeze(1)
         return logits_at(trace, self.logits, accepted, 1)[:, 1], trace.alpha[next_step[accepted]]
 
-    def products(self, chances: Chances, max_depth: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def products(self, probs: Probabilities, max_depth: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per depth k: (k, product of the first k tokens' probabilities [n], probability that all are accepted [n])."""
         trace, geometry = self.trace, Geometry.of(self.trace)
         starts = torch.arange(trace.num_positions)
@@ -77,9 +77,7 @@ class Scored:
             # accepted up to a stop string: the target's probabilities after the string are not known.
             judged = (geometry.run < geometry.left) | (geometry.left >= depth)
             every = every & drawn & recorded & judged
-            probabilities = chances(
-                logits_at(trace, self.logits, reading, depth if self.preread else depth + 1).double()
-            )
+            probabilities = probs(logits_at(trace, self.logits, reading, depth if self.preread else depth + 1).double())
             product = torch.where(every, product * (probabilities[:, 0] if self.preread else probabilities), product)
             alive = geometry.run[starts] >= depth - 1
             accepted = torch.where(alive, trace.accept_prob[step].double(), 0.0)
@@ -98,7 +96,7 @@ def fit(samples: Sequence[Scored], shift: float, kind: str, max_depth: int) -> C
     pooled = [
         (p, label)
         for sample in samples
-        for _, p, label in sample.products(lambda z: alone.chances(z + shift), max_depth)
+        for _, p, label in sample.products(lambda z: alone.token_probs(z + shift), max_depth)
     ]
     return Calibration(maps, fit_temperature(_joined(p for p, _ in pooled), _joined(label for _, label in pooled)))
 
@@ -121,7 +119,7 @@ def fit_beside(
     return calibration
 
 
-def versions(calibration: Calibration, shift: float) -> dict[str, tuple[Chances, Chances]]:
+def versions(calibration: Calibration, shift: float) -> dict[str, tuple[Probabilities, Probabilities]]:
     """Name -> (a token's own probability, what is multiplied), of raw logits: as trained, class weight undone, calibrated."""
 
     def raw(z: Tensor) -> Tensor:
@@ -133,7 +131,7 @@ def versions(calibration: Calibration, shift: float) -> dict[str, tuple[Chances,
     return {
         "raw": (raw, raw),
         "corrected": (corrected, corrected),
-        "calibrated": (lambda z: calibration.chances(z + shift), lambda z: calibration.probs(z + shift)),
+        "calibrated": (lambda z: calibration.token_probs(z + shift), lambda z: calibration.probs(z + shift)),
     }
 
 
@@ -166,12 +164,12 @@ def judge(
     return lines, bins
 
 
-def _judged(chances: Tensor, labels: Tensor, also: CalibrationScores | None = None) -> CalibrationScores:
-    if not len(chances):
+def _judged(probs: Tensor, labels: Tensor, also: CalibrationScores | None = None) -> CalibrationScores:
+    if not len(probs):
         raise InputError("no drafted token was read after its position: record traces with a larger max_drafted")
     scores = CalibrationScores(sync_on_compute=False)
     for metric in (scores, *([also] if also is not None else [])):
-        metric.update(torch.logit(chances.double(), eps=SMALLEST), labels)
+        metric.update(torch.logit(probs.double(), eps=SMALLEST), labels)
     return scores
 
 

@@ -34,14 +34,14 @@ from toolkit.sampling import Sampling
 Array = NDArray[np.float64]
 
 
-def expected_counts(chances: Array, max_drafted: int | None = None) -> dict[str, float]:
+def expected_counts(accept_probs: Array, max_drafted: int | None = None) -> dict[str, float]:
     """Expected counts of the oracle on one text, from a_1..a_N, by the names of `toolkit.types.Counts`.
 
     max_drafted  most drafted tokens in a round; None: no limit
     """
     if max_drafted is not None and max_drafted < 0:
         raise InputError(f"oracle.max_drafted: expected 0 or more, or null, got {max_drafted}")
-    free = chances[:-1]
+    free = accept_probs[:-1]
     drafted = float(free.sum())
     if max_drafted is not None:
         depth = np.zeros(max_drafted + 1)  # probability of each number of tokens drafted so far in the round
@@ -50,7 +50,7 @@ def expected_counts(chances: Array, max_drafted: int | None = None) -> dict[str,
             goes_on = depth[:-1] * prob
             drafted += float(goes_on.sum())
             depth = np.concatenate([[1.0 - goes_on.sum()], goes_on])
-    length = float(len(chances))
+    length = float(len(accept_probs))
     counts = {"num_drafted": drafted, "num_draft_calls": drafted, "num_target_calls": length - drafted}
     return {**counts, "num_generated": length, "num_discarded": 0.0}
 
@@ -73,7 +73,7 @@ def acceptance_probs(
             raise InputError(f"oracle: a text of {len(prompt) + len(produced)} tokens exceeds {pair.context}")
     order = [number for number, (prompt, produced) in enumerate(texts) if len(prompt) and len(produced)]
     order.sort(key=lambda number: len(texts[number][0]) + len(texts[number][1]))  # little padding
-    chances: list[Array] = [np.zeros(0)] * len(texts)
+    accept_probs: list[Array] = [np.zeros(0)] * len(texts)
     for first in range(0, len(order), batch_size):
         numbers = order[first : first + batch_size]
         batch = [texts[number] for number in numbers]
@@ -83,6 +83,6 @@ def acceptance_probs(
             p, q = picked(target_probs, tokens), picked(draft_probs, tokens)
             # A token of target probability 0 comes from rounding or from elsewhere; the draft may still have it.
             ratio = torch.where(p > 0, q / p, (q > 0).to(q.dtype))
-            chances[number] = ratio.clamp(max=1).double().cpu().numpy()
+            accept_probs[number] = ratio.clamp(max=1).double().cpu().numpy()
             on_text(len(produced))
-    return chances
+    return accept_probs

@@ -210,7 +210,7 @@ def test_every_key_of_a_command_has_a_type_and_a_meaning_and_faults_are_one_line
             check(OmegaConf.create({**good, **change}), root)
         assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
     del good["overwrite"]
-    with pytest.raises(InputError, match="^missing key overwrite: expected overwrite=VALUE, true/false .start afresh"):
+    with pytest.raises(InputError, match="^missing key overwrite: expected overwrite=VALUE, true/false .replace what"):
         check(OmegaConf.create(good), root)
 
 

@@ -83,7 +83,7 @@ class Command(ConfigSection):
     appended: ClassVar[tuple[str, ...]] = ()  # groups that +group=choice adds to the whole config
 
     paths: Annotated[Paths, "where output goes"] = Paths()
-    overwrite: Annotated[bool, "start afresh an output folder that holds work of another configuration"] = False
+    overwrite: Annotated[bool, "replace what the output folder holds of another configuration"] = False
 
 
 class OnPair(ConfigSection):

@@ -1,7 +1,7 @@
 """Successive choices between two candidates, until one is left: what the importance-sampling rules share.
 
 Paper: Khisti et al. (arXiv:2410.18234), Theorem 1 and Remark 4. A rule says how one of two candidates is chosen (a
-`Match`) and gets the chosen one's distribution P_I. One speculative step with P_I makes the emitted token follow p,
+`CandidateMatch`) and gets the chosen one's distribution P_I. One speculative step with P_I makes the emitted token follow p,
 however it was chosen.
 
 Shapes: R matches are played at once, between winners of m and n candidates.
@@ -19,7 +19,7 @@ from torch import Tensor
 from toolkit.verification.base import acceptances, first_ones, residual
 
 
-class Match(Protocol):
+class CandidateMatch(Protocol):
     """How one of two candidates is chosen, a first and a second one with distributions [..., R, V]."""
 
     @property
@@ -35,7 +35,7 @@ def choose_and_accept(
     draft_probs: Tensor,
     candidates: Tensor,
     num_candidates: Tensor,
-    match: Callable[[Tensor, Tensor], Match],
+    match: Callable[[Tensor, Tensor], CandidateMatch],
 ) -> tuple[Tensor, Tensor]:
     """Accept the last one chosen with min(1, p/P_I), else draw from norm((p - P_I)+): a rule's `_distribution`.
 
@@ -47,7 +47,9 @@ def choose_and_accept(
     return probs * acceptances(target_probs, chosen, candidates) * real, residual(target_probs, chosen)
 
 
-def accepted_of_chosen(target_probs: Tensor, draft_probs: Tensor, match: Callable[[Tensor, Tensor], Match]) -> Tensor:
+def accepted_of_chosen(
+    target_probs: Tensor, draft_probs: Tensor, match: Callable[[Tensor, Tensor], CandidateMatch]
+) -> Tensor:
     """P(the last one chosen is accepted) [...]: sum min(p, P_I)."""
     any_candidates = torch.zeros(draft_probs.shape[:-1], dtype=torch.long, device=draft_probs.device)
     brackets = _played(draft_probs, any_candidates, torch.ones_like(any_candidates, dtype=torch.bool), match)
@@ -55,7 +57,7 @@ def accepted_of_chosen(target_probs: Tensor, draft_probs: Tensor, match: Callabl
 
 
 def _played(
-    draft_probs: Tensor, candidates: Tensor, real: Tensor, match: Callable[[Tensor, Tensor], Match]
+    draft_probs: Tensor, candidates: Tensor, real: Tensor, match: Callable[[Tensor, Tensor], CandidateMatch]
 ) -> _Brackets:
     """The one bracket that is left."""
     brackets = _Brackets.of_one(draft_probs, candidates, real)
@@ -64,7 +66,7 @@ def _played(
     return brackets
 
 
-def _play(first: _Brackets, second: _Brackets, match: Callable[[Tensor, Tensor], Match]) -> _Brackets:
+def _play(first: _Brackets, second: _Brackets, match: Callable[[Tensor, Tensor], CandidateMatch]) -> _Brackets:
     """Choose between the winners of two brackets each."""
     choice = match(first.distribution, second.distribution)
     wins = choice.wins_of(first.tokens, second.tokens)

@@ -167,7 +167,7 @@ def test_without_samples_there_are_no_scores(heads):
     trace = small_trace(count=4, most=1)
     logits = torch.zeros(trace.num_steps)
     alone = replace(trace, accepted=torch.zeros_like(trace.accepted), estimates={"x": logits})
-    identity = SimpleNamespace(chances=torch.sigmoid, probs=torch.sigmoid)
+    identity = SimpleNamespace(token_probs=torch.sigmoid, probs=torch.sigmoid)
     for score in (
         lambda: head_scores(alone, np.ones(4, dtype=bool), heads[0], "x", Bootstrap(10)),
         lambda: calibrating.judge(Scored(alone, logits, False), identity, 0.0, 2),
@@ -247,7 +247,7 @@ def test_a_calibration_mends_what_is_wrong(trace):
         for chances in calibrating.versions(fitted, 0.4)[name]:
             assert torch.allclose(chances(z), known)
     own, multiplied = calibrating.versions(fitted, 0.4)["calibrated"]
-    assert torch.equal(own(z), fitted.chances(z + 0.4)) and torch.equal(multiplied(z), fitted.probs(z + 0.4))
+    assert torch.equal(own(z), fitted.token_probs(z + 0.4)) and torch.equal(multiplied(z), fitted.probs(z + 0.4))
 
 
 @pytest.mark.parametrize("preread", [True, False])
@@ -279,7 +279,7 @@ def test_lines_of_a_judgement_are_scores_of_its_scopes(trace, scored, preread):
         following, alphas = one.following()
         known = scores(torch.sigmoid(following + 0.2), alphas).compute()["log_loss"]
         assert found["corrected", "following"]["log_loss"] == pytest.approx(float(known))
-        calibrated = fitted.chances(torch.stack([following, following], -1).double() + 0.2)[:, 1]
+        calibrated = fitted.token_probs(torch.stack([following, following], -1).double() + 0.2)[:, 1]
         known = scores(calibrated, alphas).compute()["log_loss"]
         assert found["calibrated", "following"]["log_loss"] == pytest.approx(float(known))
     parts = list(one.products(torch.sigmoid, 2))

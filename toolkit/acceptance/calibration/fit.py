@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.acceptance.calibration.maps import KINDS, NEAREST, ChanceMap
+from toolkit.acceptance.calibration.maps import KINDS, NEAREST, ProbabilityMap
 from toolkit.errors import InputError, unknown_name
 
 Array = NDArray[np.float64]
 LOWEST, HIGHEST = 0.05, 20.0  # temperatures of the product that are looked at
 
 
-def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
+def fit_map(kind: str, logits: Array, labels: Array) -> ProbabilityMap:
     """The map of a kind (`maps.KINDS`) that best fits corrected logits [n] to probabilities of acceptance [n].
 
     Platt and temperature minimise the log loss, isotonic the squared error. Raises InputError without samples.
@@ -30,13 +30,15 @@ def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
     if kind == "isotonic":
         isotonic = IsotonicRegression().fit(logits, labels)
         levels = np.maximum.accumulate(isotonic.y_thresholds_)
-        return ChanceMap("isotonic", knots=tuple(map(float, isotonic.X_thresholds_)), levels=tuple(map(float, levels)))
+        return ProbabilityMap(
+            "isotonic", knots=tuple(map(float, isotonic.X_thresholds_)), levels=tuple(map(float, levels))
+        )
     twice = np.concatenate([logits, logits])[:, None]  # each sample counts as accepted and as rejected, by its label
     outcomes, weights = np.repeat([1, 0], len(logits)), np.concatenate([labels, 1 - labels])
     model = LogisticRegression(C=np.inf, fit_intercept=kind == "platt", tol=1e-8, max_iter=1000)
     model.fit(twice, outcomes, sample_weight=weights)
     scale = max(float(model.coef_[0, 0]), 0.0)
-    return ChanceMap(kind, scale=scale, shift=float(np.ravel(model.intercept_)[0]))  # 0 without an intercept
+    return ProbabilityMap(kind, scale=scale, shift=float(np.ravel(model.intercept_)[0]))  # 0 without an intercept
 
 
 def fit_temperature(products: Array, labels: Array) -> float:

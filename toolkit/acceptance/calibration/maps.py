@@ -28,7 +28,7 @@ NEAREST = 1e-4  # of a calibrated probability to 0 and 1: no product is ever exa
 
 
 @dataclass(frozen=True)
-class ChanceMap:
+class ProbabilityMap:
     """One output's map.
 
     kind          one of KINDS
@@ -85,7 +85,7 @@ class Calibration:
     temperature  T of the running product; 1: the maps alone
     """
 
-    maps: tuple[ChanceMap, ...]
+    maps: tuple[ProbabilityMap, ...]
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -97,9 +97,9 @@ class Calibration:
 
         They include the temperature of the product: a policy multiplies them.
         """
-        return self.chances(logits) ** (1 / self.temperature)
+        return self.token_probs(logits) ** (1 / self.temperature)
 
-    def chances(self, logits: Tensor) -> Tensor:
+    def token_probs(self, logits: Tensor) -> Tensor:
         """Each token's own probability: as `probs`, without the temperature of the product."""
         if len(self.maps) == 1:
             return self.maps[0](logits)
@@ -120,18 +120,20 @@ class Calibration:
             raise InputError(f"calibration: expected numbers, got {error}") from error
 
 
-def _shown(output_map: ChanceMap) -> dict[str, Any]:
+def _shown(output_map: ProbabilityMap) -> dict[str, Any]:
     if output_map.kind == "isotonic":
         return {"kind": output_map.kind, "knots": list(output_map.knots), "levels": list(output_map.levels)}
     return {"kind": output_map.kind, "scale": output_map.scale, "shift": output_map.shift}
 
 
-def _read(value: Mapping[str, Any]) -> ChanceMap:
+def _read(value: Mapping[str, Any]) -> ProbabilityMap:
     fields: Sequence[str] = ("knots", "levels") if value["kind"] == "isotonic" else ("scale", "shift")
     if set(value) != {"kind", *fields}:
         raise InputError(
             f"calibration: expected kind, {' and '.join(fields)} of {value['kind']}, got {', '.join(value)}"
         )
     if value["kind"] == "isotonic":
-        return ChanceMap("isotonic", knots=tuple(map(float, value["knots"])), levels=tuple(map(float, value["levels"])))
-    return ChanceMap(str(value["kind"]), scale=float(value["scale"]), shift=float(value["shift"]))
+        return ProbabilityMap(
+            "isotonic", knots=tuple(map(float, value["knots"])), levels=tuple(map(float, value["levels"]))
+        )
+    return ProbabilityMap(str(value["kind"]), scale=float(value["scale"]), shift=float(value["shift"]))

@@ -100,7 +100,7 @@ class _Match:
         return cls(group, wins, chosen)
 
     def wins_of(self, first: Tensor, second: Tensor) -> Tensor:
-        """See `toolkit.verification.successive.Match`."""
+        """See `toolkit.verification.successive.CandidateMatch`."""
         rows, columns = self.group.gather(-1, first), self.group.gather(-1, second)
         at_rows = self.wins.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, self.wins.shape[-1]))  # [..., m, G]
         return at_rows.gather(-1, columns.unsqueeze(-2).expand(*rows.shape, columns.shape[-1]))

@@ -11,7 +11,7 @@ from toolkit import testing
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
 from toolkit.acceptance.calibration import stored
 from toolkit.acceptance.calibration.fit import fit_map, fit_temperature
-from toolkit.acceptance.calibration.maps import NEAREST, Calibration, ChanceMap
+from toolkit.acceptance.calibration.maps import NEAREST, Calibration, ProbabilityMap
 from toolkit.acceptance.folder import head_hash
 from toolkit.errors import InputError
 
@@ -99,10 +99,10 @@ def test_the_products_temperature_undoes_a_power():
         assert fit_temperature(products, labels) == pytest.approx(grid[int(np.argmin(at))], rel=3e-3)
     assert fit_temperature(np.full(9, 0.9), np.full(9, 0.1)) == pytest.approx(0.05, rel=1e-2)  # ends of the range
     assert fit_temperature(np.full(9, 1e-6), np.full(9, 0.9)) == pytest.approx(20.0, rel=1e-2)
-    per_token = Calibration((ChanceMap("platt"),), temperature=2.5)
+    per_token = Calibration((ProbabilityMap("platt"),), temperature=2.5)
     logits = torch.randn(7, dtype=torch.float64)
     product = per_token.probs(logits).prod()
-    assert product == pytest.approx(float(per_token.chances(logits).prod() ** (1 / 2.5)))
+    assert product == pytest.approx(float(per_token.token_probs(logits).prod() ** (1 / 2.5)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -110,7 +110,7 @@ def test_the_line_through_knots_is_numpys(count):
     """Also beyond its ends, at its knots, at a jump between equal knots, and for any layout of the logits."""
     generator = np.random.default_rng(count)
     knots, levels = np.sort(generator.normal(size=count)), np.sort(generator.uniform(0.1, 0.9, size=count))
-    one = ChanceMap("isotonic", knots=tuple(knots), levels=tuple(levels))
+    one = ProbabilityMap("isotonic", knots=tuple(knots), levels=tuple(levels))
     at = np.concatenate([np.linspace(-4, 4, 33), knots, [-1e6, 1e6]])
     logits = torch.from_numpy(at)
     with torch.device("meta"):  # nothing is made elsewhere than where the logits are
@@ -118,22 +118,22 @@ def test_the_line_through_knots_is_numpys(count):
     assert found.shape == (len(at), 2)
     assert found[:, 0].numpy() == pytest.approx(np.interp(at, knots, levels), abs=1e-12)
     assert found[:, 1].numpy() == pytest.approx(np.interp(-at, knots, levels), abs=1e-12)
-    jump = ChanceMap("isotonic", knots=(0.0, 0.0, 1.0), levels=(0.2, 0.6, 0.8))
+    jump = ProbabilityMap("isotonic", knots=(0.0, 0.0, 1.0), levels=(0.2, 0.6, 0.8))
     assert jump(torch.tensor([-1e-6, 1e-6, 0.5])).tolist() == pytest.approx([0.2, 0.6, 0.7], abs=1e-4)
 
 
 def test_no_probability_is_nearer_to_0_and_1_than_the_limit():
     logits = torch.tensor([-1e4, 1e4], dtype=torch.float64)
     for one in (
-        ChanceMap("platt"),
-        ChanceMap("temperature", scale=3.0),
-        ChanceMap("isotonic", knots=(0.0, 1.0), levels=(0.0, 1.0)),
+        ProbabilityMap("platt"),
+        ProbabilityMap("temperature", scale=3.0),
+        ProbabilityMap("isotonic", knots=(0.0, 1.0), levels=(0.0, 1.0)),
     ):
         assert one(logits).tolist() == [NEAREST, 1 - NEAREST]
 
 
 def test_maps_and_calibrations_that_are_none_are_refused():
-    assert ChanceMap("platt", scale=0.0, shift=1.0)(torch.tensor([-5.0, 5.0])).unique().numel() == 1
+    assert ProbabilityMap("platt", scale=0.0, shift=1.0)(torch.tensor([-5.0, 5.0])).unique().numel() == 1
     for wrong, message in (
         ({"kind": "platt", "scale": -1e-9}, "a scale of at least 0"),
         ({"kind": "isotonic"}, "one level per knot"),
@@ -141,8 +141,8 @@ def test_maps_and_calibrations_that_are_none_are_refused():
         ({"kind": "isotonic", "knots": (0.0, 1.0), "levels": (0.5, 0.4)}, "both ascending"),
     ):
         with pytest.raises(InputError, match=message):
-            ChanceMap(**wrong)
-    one = (ChanceMap("platt"),)
+            ProbabilityMap(**wrong)
+    one = (ProbabilityMap("platt"),)
     for maps, temperature in (((), 1.0), (one, 0.0), (one, -1.0), (one, float("inf")), (one, float("nan"))):
         with pytest.raises(InputError, match="expected maps and a temperature above 0"):
             Calibration(maps, temperature)
@@ -157,10 +157,10 @@ def test_maps_and_calibrations_that_are_none_are_refused():
 
 
 def test_every_output_has_its_map():
-    maps = (ChanceMap("platt", scale=2.0, shift=1.0), ChanceMap("temperature", scale=0.5))
+    maps = (ProbabilityMap("platt", scale=2.0, shift=1.0), ProbabilityMap("temperature", scale=0.5))
     logits = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
     expected = torch.stack([torch.sigmoid(2 * logits[..., 0] + 1), torch.sigmoid(logits[..., 1] / 2)], -1)
-    assert torch.allclose(Calibration(maps, 3.0).chances(logits), expected)
+    assert torch.allclose(Calibration(maps, 3.0).token_probs(logits), expected)
     assert torch.allclose(Calibration(maps, 3.0).probs(logits), expected ** (1 / 3))
 
 
@@ -172,7 +172,7 @@ def folder(tmp_path):
 def test_a_calibration_is_kept_with_its_head_and_read_strictly(folder):
     assert stored.load(folder, AcceptanceHead) is None
     before = head_hash(folder)
-    kept = Calibration((ChanceMap("isotonic", knots=(-1.0, 0.5), levels=(0.1, 0.9)),), 1.25)
+    kept = Calibration((ProbabilityMap("isotonic", knots=(-1.0, 0.5), levels=(0.1, 0.9)),), 1.25)
     path = stored.save(folder, AcceptanceHead, kept, {"fitted_to": "x"})
     assert stored.load(folder, AcceptanceHead) == kept and stored.load(folder, PrereadHead) is None
     assert head_hash(folder) != before  # what is replayed with it is another head
@@ -199,7 +199,7 @@ def test_estimators_give_calibrated_probabilities_if_asked(folder):
     with pytest.raises(InputError, match="expected a calibration"):
         PrereadEstimator(calibrated=True).bind(pair)
     plain = HeadEstimator(corrected=True).bind(pair)
-    one, two = ChanceMap("platt", scale=0.5, shift=0.3), ChanceMap("temperature", scale=2.0)
+    one, two = ProbabilityMap("platt", scale=0.5, shift=0.3), ProbabilityMap("temperature", scale=2.0)
     stored.save(folder, AcceptanceHead, Calibration((one,), 2.0), {})
     stored.save(folder, PrereadHead, Calibration((one, two), 2.0), {})
     calibrated, preread = (kind(calibrated=True).bind(pair) for kind in (HeadEstimator, PrereadEstimator))
