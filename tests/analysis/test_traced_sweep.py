@@ -63,11 +63,6 @@ def test_only_what_cannot_be_replayed_is_decoded_and_the_trace_is_kept(tmp_path,
     assert trace.stat().st_mtime_ns == made
 
 
-def test_a_wrong_source_is_named(tmp_path):
-    with pytest.raises(InputError, match="unknown source 'trace'.*did you mean traces"):
-        sweep.run(sweep_config(tmp_path, grid=GRID, source="trace"))
-
-
 def test_prompt_lookup_is_replayed_from_the_texts_beside_the_others(tmp_path):
     """A pair without a draft model: plain decoding gives the texts, nothing is recorded."""
     grid = {"prompt_lookup": {"policy.num_drafted": [2, 5]}}
