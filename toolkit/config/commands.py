@@ -177,7 +177,7 @@ class Trains(ConfigSection):
     ckpt_path: Annotated[str | None, "resume from this checkpoint; null or last: from the run folder's own"] = None
     before: Annotated[Mapping[str, StageSpec] | None, ConfigGroup("before", built=False), "stages that run first"] = {}
     after: Annotated[
-        Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s'
+        Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s folder'
     ] = {}
 
 
@@ -201,15 +201,15 @@ class Distill(Command, OnPair, Trains):
     loss: Annotated[Any, ConfigGroup("loss"), "what is minimised"]
     teacher: Annotated[Any, ConfigGroup("teacher"), "where the target's probabilities come from"]
     from_pretrained: Annotated[
-        str | None, HubData(kind="model"), "a folder or hub name to begin with; null: fresh weights"
+        str | None, HubData(kind="model"), "a folder, a hub name or toy/draft to begin with; null: fresh weights"
     ] = "${pair.draft}"
     layers: Annotated[
         Count | list[Annotated[int, AtLeast(0)]] | None,
         "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
     ] = None
-    kind: Annotated[Any, ConfigGroup("kind", nullable=True), "null: one of its own; eagle3: one that reads states"] = (
-        None
-    )
+    kind: Annotated[
+        Any, ConfigGroup("kind", nullable=True), "null: a model of its own; eagle3: one that reads the target's states"
+    ] = None
     vocabulary: Annotated[
         Count | None, "V': output tokens that the draft keeps, the most frequent of the responses; null: all"
     ] = None
@@ -224,7 +224,7 @@ class Distill(Command, OnPair, Trains):
     optimizer: Annotated[Any, ConfigGroup("model"), "how"]
     scheduler: Annotated[Any, ConfigGroup("model"), "the learning rate over training; null: constant"] | None
     seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"] = 0
-    optimized_metric: Annotated[str, "score of best.ckpt and a sweeper: or val/loss with mode=min"] = "val/alpha"
+    optimized_metric: Annotated[str, "score for best.ckpt and a sweeper; val/loss needs mode=min"] = "val/alpha"
 
 
 class TrainHeads(Command, TrainsHeads):
@@ -233,7 +233,9 @@ class TrainHeads(Command, TrainsHeads):
     w_rejs: Annotated[list[Positive], "weights of a rejection"] = [1, 3, 6, 12]
     max_epochs: Annotated[Count, "passes over the training data, at most"] = 16
     patience: Annotated[Count, "validations of a head without a better score before it stops"] = 4
-    optimized_metric: Annotated[str, "validation score, to be small"] = "val/log_loss_calibrated"
+    optimized_metric: Annotated[str, "validation score; the state where it is smallest is kept"] = (
+        "val/log_loss_calibrated"
+    )
 
 
 class EndpointKeys(ConfigSection):
@@ -354,7 +356,7 @@ class Sweep(Command, Labels, Tracked, Shared):
         "traces: decode plainly, record, and replay every chain method on the recording; live: decode every setting",
     ] = "traces"
     replayed: Annotated[Folders, File(), "of source=live: replayed sweeps of the same prompts to compare it with"] = []
-    max_drafted: Annotated[Count, "the most tokens of a round, where a method names no other bound"] = 20
+    max_drafted: Annotated[Count, "the most tokens of a round: of a recording, and where a method names no other"] = 20
     hidden: Hidden = True
     batch_size: Annotated[Count, "prompts decoded together; does not change the results"] = 32
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"] = 0.2
@@ -378,8 +380,8 @@ class Advise(Command, UnderLoad, Intervals):
     module, example = "analysis.advise", "pair.draft=[toy/draft] batch_sizes=[1,4,16]"
     resamples: Resamples = 2000
     batch_sizes: Annotated[list[Count], "requests decoded side by side"] = [1, 4, 16]
-    heads: Annotated[list[str | None] | None, Head(), "an acceptance head, or null, for each draft"] = None
-    costs: Annotated[Inputs | None, "a cost table, or one for each draft; null: measured here"] = None
+    heads: Annotated[list[str | None] | None, Head(), "a head, or null, for each draft; null: the pair's own"] = None
+    costs: Annotated[Inputs | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"] = None
     drops: Annotated[
         Literal["always", "half"],
         "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
@@ -405,7 +407,11 @@ class Compare(Command, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
     group_size: Annotated[Count, "prompts decoded together; settings take turns on every group"] = 1
-    dev_share: Annotated[float, Between(0, 1, "[)"), "of the groups, to choose settings on; 0: none"] = 0.0
+    dev_share: Annotated[
+        float,
+        Between(0, 1, "[)"),
+        "of the groups: settings are chosen on these, results are of the others; 0: results are of all",
+    ] = 0.0
     warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"] = 1
     idle_seconds: Annotated[float, AtLeast(0), "over which idle power is measured beforehand; 0: it is not"] = 5
     metrics: Annotated[
