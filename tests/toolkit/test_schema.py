@@ -241,6 +241,7 @@ def test_every_key_of_a_command_has_a_type_and_a_meaning_and_faults_are_one_line
         ("decode", ["stopping@method.policy=svp"], "unknown stopping 'svp': did you mean svip"),
         ("decode", ["method.policy._target_=toolkit.stopping.Fixd"], "in toolkit.stopping: did you mean Fixed"),
         ("decode", ["method.policy._target_=toolkit.stoping.Fixed"], "no module toolkit.stoping"),
+        ("decode", ["prompts={_target_: 1}"], "names no module"),
         ("decode", ["method=specdec_pp", "pair.target=x"], "method specdec_pp needs an acceptance head, and this pair"),
         ("decode", ["-m", "method=svip,blok"], "unknown method 'blok': did you mean block"),
         ("sweep", ["+grid.tial={}"], "unknown method 'tial': did you mean tail"),

@@ -177,7 +177,7 @@ class _Walk:
                 raise unknown_name(f"{path}._target_", name, sources.names_in(module), f"in {module}")
             if module in MOVED:
                 raise InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
-            reason = sources.hidden(module) or f"no module {module}"
+            reason = sources.hidden(module) or (f"no module {module}" if module else "it names no module")
             raise InputError(
                 f"{path}._target_: expected a class or function that can be imported, got {target}: {reason}"
             )

@@ -92,6 +92,8 @@ def find(target: str) -> Defined | None:
 @cache
 def module_file(module: str) -> Path | None:
     """The source file of a module, found without importing it or its parents."""
+    if not all(module.split(".")):
+        return None
     folders: Any = None
     spec = None
     for depth in range(module.count(".") + 1):
