@@ -22,7 +22,7 @@ from analysis.tables.method_table import measured_figures, table_of
 from analysis.tables.rows import COUNTS, acceptance_positions
 from analysis.tables.standing import standing
 
-REPETITIONS, AT_ONCE, LEAST = 1000, 20, 0.92
+REPETITIONS, AT_ONCE, LEAST = 2000, 20, 0.92
 QUICK = Bootstrap(300)
 LARGE = 20_000
 
