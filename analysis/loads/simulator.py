@@ -126,10 +126,10 @@ class _Server:
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
         self.drafts = policy.limit != 0 and not isinstance(trace, Copies)
-        self.known: tuple[Tensor, Tensor] | None = None  # lengths and draft forwards of rounds from every position
+        self.by_start: tuple[Tensor, Tensor] | None = None  # lengths and draft forwards of rounds from every position
         if not policy.uses_history and not policy.couples_rows:
             starts = torch.arange(trace.num_positions)
-            self.known = self._draft(starts, policy.init(len(starts), torch.device("cpu")), None)[:2]
+            self.by_start = self._draft(starts, policy.init(len(starts), torch.device("cpu")), None)[:2]
         elif isinstance(trace, Trace):
             self.geometry = self.geometry.with_steps(trace)
         self.served = ServedRequests(self.load.arrivals(len(self.requests)))
@@ -184,8 +184,8 @@ class _Server:
         busy = request >= 0
         starts = np.where(busy, self.at, 0)
         positions, state = torch.from_numpy(starts), self.state
-        if self.known is not None:
-            num_drafted, num_calls = self.known[0][positions], self.known[1][positions]
+        if self.by_start is not None:
+            num_drafted, num_calls = self.by_start[0][positions], self.by_start[1][positions]
         else:
             num_drafted, num_calls, state = self._draft(positions, state, torch.from_numpy(busy))
         drafted, calls = np.where(busy, num_drafted.numpy(), 0), np.where(busy, num_calls.numpy(), 0)

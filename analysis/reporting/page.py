@@ -21,9 +21,9 @@ from toolkit.runs.tracking import PROJECT, unreachable
 VERSION = 1  # of the JSON file
 # Control characters that models write, as signs: their bytes end some readers' pages, or change what a terminal shows.
 VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+VISIBLE |= dict.fromkeys(range(128, 160), 0xFFFD)
 TABLES = ("frontier/frontier", "compare/table", "sweep/summary")  # logged as tables, the others as figures
 PUBLISHED = "published.json"  # where the report is
-VISIBLE |= dict.fromkeys(range(128, 160), 0xFFFD)
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
 
