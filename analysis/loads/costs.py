@@ -1,7 +1,7 @@
 """The cost tables of a pair, one per draft: from files, modelled for a device, or measured here and kept.
 
 Measured: the decoding loop runs with fixed draft lengths, every setting in every repeat, as the speed of a shared machine
-changes. What is no draft forward counts for the target. A first round reads the prompts. An entry is the median over repeats.
+changes. All but draft forwards counts for the target. A first round reads the prompts. An entry is the median over repeats.
 A target without a draft sends the last tokens of its text again; its own forwards stand for those of a draft.
 
 Modelled, from a device's public peak figures and the model's config:

@@ -34,7 +34,7 @@ from toolkit.types import Prompt as Content
 SYSTEM = "You are a helpful assistant."
 LOWEST, HIGHEST = 1.0, 10.0
 RATING = re.compile(r"\[\[(\d+(?:\.\d+)?)\]\]")
-PLACE = re.compile(r"\{(question|answer|reference)\}")
+PLACEHOLDER = re.compile(r"\{(question|answer|reference)\}")
 SINGLE = """[Instruction]
 Please act as an impartial judge and evaluate the quality of the response provided by an AI assistant to the user question \
 displayed below. Your evaluation should consider factors such as the helpfulness, relevance, accuracy, depth, creativity, and \
@@ -65,7 +65,7 @@ of 1 to 10 by strictly following this format: "[[rating]]", for example: "Rating
 [The Start of Assistant's Answer]
 {answer}
 [The End of Assistant's Answer]"""
-KNOWN = {"single": SINGLE, "reference": REFERENCE}
+TEMPLATES = {"single": SINGLE, "reference": REFERENCE}
 GIVE_UP = 5  # questions without a reply, in a row
 
 
@@ -78,17 +78,17 @@ class Template:
 
     @classmethod
     def named(cls, name: str) -> Template:
-        """One of KNOWN, or a text file. Raises InputError if it is neither, or lacks a placeholder."""
-        text = KNOWN.get(name)
+        """One of TEMPLATES, or a text file. Raises InputError if it is neither, or lacks a placeholder."""
+        text = TEMPLATES.get(name)
         if text is None:
             try:
                 text = Path(name).read_text(encoding="utf-8")
             except (OSError, ValueError):
-                names = " or ".join(KNOWN)
+                names = " or ".join(TEMPLATES)
                 raise InputError(
                     f"template: expected {names}, or a text file with {{question}} and {{answer}}, got {name!r}"
                 ) from None
-        if missing := {"question", "answer"} - set(PLACE.findall(text)):
+        if missing := {"question", "answer"} - set(PLACEHOLDER.findall(text)):
             raise InputError(f"template: {name} lacks the placeholder {{{min(missing)}}}")
         return cls(name, text)
 
@@ -106,7 +106,7 @@ class Template:
         headed = "\n\n".join(f"### {turn['role'].capitalize()}:\n{turn['content']}" for turn in turns)
         question = prompt.prompt if prompt.prompt is not None else turns[0]["content"] if len(turns) == 1 else headed
         values = {"question": question, "answer": answer, "reference": prompt.answer or ""}
-        return PLACE.sub(lambda match: values[match[1]], self.text)
+        return PLACEHOLDER.sub(lambda match: values[match[1]], self.text)
 
 
 def rating_of(reply: str) -> tuple[float | None, str]:
