@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import exactness, standing
+from benchmarks import exactness
 from toolkit.files.atomic import write_text
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import provenance
@@ -68,7 +68,6 @@ def run(words: list[str]) -> str:
 
 FIGURES: dict[str, Callable[[bool], str]] = {
     **exactness.TABLES,
-    "standing": standing.standings,
     "quickstart": quickstart,
 }
 

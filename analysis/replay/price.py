@@ -6,14 +6,8 @@ that lambda reaches and the override that decodes with it; without one, `method=
 For an acceptance head this is SpecDec++ at h = 1 - lambda c. The recording is what lambda is chosen on: report speeds
 on other prompts.
 
-values=true solves the stopping problem itself (SpecDec++, arXiv:2405.19715, Theorems 4.2 and 4.3) by dynamic programming
-(`analysis.replay.dynamic_program`), on what the head says. It gives the gap between the rate rule and the best policy.
-It also gives the threshold h after every number of drafted tokens, and the value of drafting one more.
-
     prices     one line per cost ratio: lambda, lambda c, throughput, the share of rounds that the recording's max_drafted
                ended, best fixed K, override
-    values     with values=true: per cost ratio, tokens drafted and P(some rejection), the worth of one more token
-    thresholds with values=true: per cost ratio and tokens drafted, h of Theorem 4.3
     prices.md  the same for people
 """
 
@@ -25,7 +19,6 @@ from typing import Any
 import pandas as pd
 
 from analysis.replay import upper_bound
-from analysis.replay.dynamic_program import best_policy, head_inputs, stopping_values
 from analysis.replay.head_folders import find_contenders
 from analysis.replay.recorded_heads import threshold_policy
 from analysis.tables.files import markdown, save_table, show, show_page
@@ -36,7 +29,6 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import open_stage
 from toolkit.trace.folders import SUMMARY, read_traces
-from toolkit.trace.rounds import Geometry
 
 
 def solve_prices(cfg: commands.Timing) -> Path:
@@ -56,35 +48,19 @@ def solve_prices(cfg: commands.Timing) -> Path:
         return stage.folder
     scored = contender.scored(trace, instantiate(cfg.draft) if contender.needs_draft else None)
     policy = threshold_policy(contender.head, contender.estimate, corrected=True)
-    most = min(trace.max_drafted, cfg.max_drafted)
-    estimator: Any = policy.estimator
-    seen = head_inputs(scored, Geometry.of(scored), estimator, most) if cfg.values else None
-    lines, values, thresholds = [], [], []
+    lines = []
     for c in ratios:
         solved = upper_bound.solve_policy(scored, policy, c, cfg.min_drafted)
         k, fixed = upper_bound.best_fixed(scored, c)
         line = {"c": c, "lambda": solved.price, "lambda c": solved.price * c, "tokens per target time": solved.rate}
         line |= {"rounds at the bound": solved.replayed.lengths[-1] / solved.replayed.lengths.sum()}
-        best = {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}
-        if seen is not None:
-            whole = best_policy(scored, seen, c)
-            line |= {"best policy": whole.rate, "rate rule below it": 1 - solved.rate / whole.rate}
-            worth = stopping_values(scored, seen, c, whole.price)
-            depths = range(1, len(worth.worth))
-            values += [{"c": c, **row} for k in depths for row in worth.table(k)]
-            thresholds += [{"c": c, "k": k, "h": worth.threshold(k), "1 - lambda c": 1 - worth.price} for k in depths]
-        lines.append({**line, **best, "override": _override(contender.head, c, solved.price)})
-    tables = {"prices": pd.DataFrame(lines)}
-    if seen is not None:
-        tables |= {"thresholds": pd.DataFrame(thresholds), "values": pd.DataFrame(values)}
-    title = f"{contender.name} on {trace.num_texts} texts of {folder.name}"
-    parts = ["# Prices", title]
-    for name, table in tables.items():
-        save_table(table, stage.folder, name)
-        rounded = table.round(4)
-        parts += [markdown(rounded)] if name == "prices" else [f"## {name}", markdown(rounded)]
-        show(rounded, title if name == "prices" else name, stage.folder / f"{name}.csv", ("c", "lambda", "override"))
-    write_text(stage.folder / "prices.md", "\n\n".join(parts) + "\n")
+        line |= {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}
+        lines.append({**line, "override": _override(contender.head, c, solved.price)})
+    table = pd.DataFrame(lines)
+    save_table(table, stage.folder, "prices")
+    title, rounded = f"{contender.name} on {trace.num_texts} texts of {folder.name}", table.round(4)
+    show(rounded, title, stage.folder / "prices.csv", ("c", "lambda", "override"))
+    write_text(stage.folder / "prices.md", f"# Prices\n\n{title}\n\n{markdown(rounded)}\n")
     return stage.finish(texts=trace.num_texts)
 
 

@@ -209,10 +209,10 @@ def test_both_heads_of_a_folder_are_calibrated(tiny_overrides, recorded, elsewhe
     ("kind", "method", "ratios"), [("linear", "specdec_pp", [0.2]), ("preread", "rate", [0.1, 0.3])]
 )
 def test_prices_are_worth_what_the_table_says(kind, method, ratios, recorded, folders, pair, tiny_overrides, tmp_path):
-    """What the table says is what the policy reaches when it is played at that price; the stopping problem's is above."""
+    """What the table says is what the policy reaches when it is played at that price."""
     head = str(folders[kind])
     words = [
-        *tiny_overrides, f"traces={recorded['logits']}", f"head={head}", f"cost_ratios={ratios}", "values=true",
+        *tiny_overrides, f"traces={recorded['logits']}", f"head={head}", f"cost_ratios={ratios}",
         f"paths.output_dir={tmp_path}/p",
     ]  # fmt: skip
     folder, trace = timing.run(compose("timing", words)), read_traces(recorded["logits"])
@@ -225,12 +225,5 @@ def test_prices_are_worth_what_the_table_says(kind, method, ratios, recorded, fo
         policy = config.method(method, words, head).bind(pair).policy
         reached = throughput(replay(trace, with_recorded_heads(policy, {head: kind})).total, line["c"])
         assert reached == pytest.approx(line["tokens per target time"], rel=1e-3)
-        assert line["best policy"] >= 0.98 * line["tokens per target time"]
-        assert line["rate rule below it"] == pytest.approx(1 - line["tokens per target time"] / line["best policy"])
-    thresholds, values = read_table(folder, "thresholds"), read_table(folder, "values")
-    assert thresholds.h.between(0, 1).all() and set(thresholds.k) == set(range(1, MAX))
-    if len(ratios) == 1:
-        assert values.groupby("k").states.sum().is_monotonic_decreasing
-    assert "## thresholds" in (folder / "prices.md").read_text()
     with pytest.raises(InputError, match="cost_ratios: expected a list of numbers above 0"):
         timing.run(compose("timing", [*tiny_overrides, "cost_ratios=[0.1,-1]"]))

@@ -452,8 +452,6 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     ] = None
     cost_ratios: Annotated[list[Positive], "of the prices: c, draft forward / target forward"] = SMALL_RATIOS
     min_drafted: Annotated[Count, "of the prices: shortest round"] = 1
-    values: Annotated[bool, "solve the stopping problem, too: value function and threshold by tokens drafted"] = False
-    max_drafted: Annotated[int, AtLeast(2), "of values=true: longest round, as far as the recording goes"] = 20
 
 
 class Acceptance(Command, Labels, Intervals, Tracked):

@@ -1,10 +1,9 @@
 """Upper bounds on table models: their order, the fixed point, and the oracle's closed form against its acceptance draws."""
 
-import numpy as np
 import pytest
 import torch
 
-from analysis.replay import dynamic_program, upper_bound
+from analysis.replay import upper_bound
 from analysis.replay.policies import replay
 from data_gen.recording import Recorder
 from toolkit import ModelPair, metrics
@@ -12,7 +11,6 @@ from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, row_generator
 from toolkit.stopping import Bounded, Confidence, Fixed, Rate
-from toolkit.trace.rounds import Geometry
 
 V, LENGTH = 4, 60
 
@@ -82,13 +80,6 @@ class Perfect:
         return step.trace.accept_prob[step.index], self.alpha[step.tokens]
 
 
-class Blind:
-    """Says the same of every token."""
-
-    def drawn_probs(self, step):
-        return torch.full((len(step.index),), 0.7), torch.full((len(step.index),), 0.7)
-
-
 def test_the_rate_rule_that_knows_p_and_q_is_the_true_probability_policy(trace, made):
     solved = upper_bound.solve_policy(trace, Rate(Perfect(made[0])), 0.2)
     assert solved.rate == pytest.approx(upper_bound.true_probability(trace, 0.2, min_drafted=1).rate, rel=1e-6)
@@ -96,55 +87,6 @@ def test_the_rate_rule_that_knows_p_and_q_is_the_true_probability_policy(trace, 
     assert metrics.throughput(again.total, 0.2) == pytest.approx(solved.rate, rel=1e-6)
     tracked = replay(trace, Bounded(Rate(Perfect(made[0]), cost_ratio=0.2), 1, 8))
     assert metrics.throughput(tracked.total, 0.2) > 0.97 * solved.rate
-
-
-@pytest.fixture(scope="module")
-def known(trace, made):
-    """What a head that knows p and q has seen, and the best policy that sees it."""
-    seen = dynamic_program.head_inputs(trace, Geometry.of(trace), Perfect(made[0]), 8)
-    return seen, dynamic_program.best_policy(trace, seen, 0.2, folds=4)
-
-
-def test_the_worth_of_a_heads_information(trace, known):
-    """With all there is to know, what one-step look-ahead reaches or a little more; with nothing, a fixed K."""
-    _, solved = known
-    assert solved.rate > 0.995 * upper_bound.true_probability(trace, 0.2, min_drafted=1).rate
-    blind = dynamic_program.head_inputs(trace, Geometry.of(trace), Blind(), 8)
-    nothing = dynamic_program.best_policy(trace, blind, 0.2, folds=4)
-    best = metrics.throughput(upper_bound.best_fixed(trace, 0.2)[1].total, 0.2)
-    assert nothing.rate == pytest.approx(best, rel=0.02)
-    assert nothing.rate < 0.97 * solved.rate
-
-
-def test_the_value_of_drafting_on_and_the_threshold_that_follows(trace, known):
-    """Where the head knows p and q, worth falls with P(some rejection), and the best policy drafts on where it is above 0."""
-    seen, solved = known
-    values = dynamic_program.stopping_values(trace, seen, 0.2, solved.price, folds=4)
-    assert values.price == pytest.approx(0.2 * solved.price)
-    assert np.isnan(values.worth[1])[seen.possible.numpy() <= 2].all()
-    lines = values.table(1)
-    assert sum(line["states"] for line in lines) == (~np.isnan(values.worth[0])).sum()
-    assert lines[0]["worth"] > lines[-1]["worth"] and lines[0]["goes on"] == 1.0
-    assert 0 < values.threshold(1) < 1
-    dear = dynamic_program.stopping_values(trace, seen, 0.2, 10 * solved.price, folds=4)
-    assert dear.threshold(1) <= values.threshold(1)
-
-
-def test_values_are_read_off_their_states():
-    worth = np.array([[0.5, 0.1, -0.2, np.nan, -0.4]])
-    values = dynamic_program.Values(0.3, np.array([[1.0, 0.8, 0.6, 0.5, 0.1]]), worth)
-    assert values.threshold(1) == pytest.approx(0.2)
-    assert values.table(1, num_bins=2) == [
-        {"k": 1.0, "from": 0.0, "to": 0.5, "states": 3.0, "worth": pytest.approx(0.4 / 3), "goes on": pytest.approx(2 / 3)},
-        {"k": 1.0, "from": 0.5, "to": 1.0, "states": 1.0, "worth": -0.4, "goes on": 0.0},
-    ]  # fmt: skip
-    assert dynamic_program.Values(0.3, values.survival, -np.abs(worth)).threshold(1) == 0.0
-    both = dynamic_program.Values(
-        0.3, np.concatenate([values.survival[:, ::-1], values.survival]), np.concatenate([-worth, worth])
-    )
-    assert both.threshold(2) == values.threshold(1) != both.threshold(1)
-    assert [{**line, "k": 1.0} for line in both.table(2, num_bins=2)] == values.table(1, num_bins=2)
-    assert both.table(2, num_bins=2)[0]["k"] == 2.0 and len(values.table(1)) == 3
 
 
 def test_a_trace_without_the_targets_distributions_is_refused(made):
