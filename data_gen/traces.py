@@ -27,7 +27,6 @@ from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts,
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.acceptance.from_states import recorded_logits
 from toolkit.config import commands, instantiate, plain
-from toolkit.engine.hidden_states import layers_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
@@ -95,8 +94,6 @@ def run(cfg: commands.Traces) -> Path:
     stage = open_stage("traces", settings, inputs=responses.inputs, ignore=IGNORED, shared=part)
     if stage.finished:
         return stage.folder
-    if layers := layers_of(pair.draft):
-        facts["draft_layers"] = list(layers)
     job = content_hash([stage.identity, sorted(stage.inputs.values()), facts])
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
     paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]

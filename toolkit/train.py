@@ -27,7 +27,6 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config import commands, escaped, instantiate, override, plain
-from toolkit.engine.hidden_states import check_layers, counted, layers_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.runs.pipeline import expand_stages, fill_folders, plan_stages, run_stages
@@ -101,8 +100,7 @@ def _run(cfg: commands.Train) -> Path:
     kind: type[SavedHead] = get_class(cfg.head._target_)
     named = {"head": stage.folder / HEAD, "pair.target": cfg.pair.target, "pair.draft": cfg.pair.draft}
     words = [override(key, value) for key, value in named.items()]
-    use = kind.use_of(kind.load(stage.folder / HEAD)[0].config)
-    print(f"next: python -m toolkit.decode {use} {shlex.join(words)}")
+    print(f"next: python -m toolkit.decode method={kind.method} {shlex.join(words)}")
     return stage.folder
 
 
@@ -181,10 +179,7 @@ def build_module(cfg: commands.TrainsHeads, data: ExampleData, run_id: str) -> H
     sizes = {name: sizes[name] for name in needed}
     further = data.further_sizes() if cfg.head.get("earlier") else {}
     more: dict[str, Any] = {name: size for name, size in further.items() if name in parameters}
-    if layers := cfg.head.get("layers"):
-        more["layers"] = counted(layers, data.draft.config.get_text_config().num_hidden_layers)
     head: SavedHead = instantiate(cfg.head)(**sizes, **more, log_w_rej=loss.log_w_rej)
-    check_layers(head.inputs.layers, layers_of(data.draft), "head.layers reads", "this draft gives")
     data.read_by(head)
     warm_start(head, getattr(cfg, "from_pretrained", None), data.weights)
     record = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}

@@ -16,16 +16,15 @@ from pytorch_lightning.loggers import WandbLogger
 
 from analysis.figures import plots
 from analysis.replay.policies import sweep_levels
-from analysis.replay.recorded_heads import check_replayable, scorer_of, threshold_policy, with_logits
+from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
 from analysis.tables.files import save_table
 from toolkit import metrics
 from toolkit.config.notes import File
-from toolkit.engine.hidden_states import check_layers
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
 from toolkit.trace import Trace
-from toolkit.trace.folders import read_traces
+from toolkit.trace.folders import check_final_states, read_traces
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
 from toolkit.training.recorded import TracedData
 
@@ -50,11 +49,8 @@ class ReplayedFrontier(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What cannot be replayed is said before the training, not after it."""
-        head: Any = pl_module.head
-        check_replayable(head, "that is trained")
         (summary,) = TracedData.inputs(Path(self.traces))
-        layers, where = read_json(summary).get("draft_layers", []), f"callbacks.frontier.traces: {self.traces} hold"
-        check_layers(head.inputs.layers, layers, "the head reads", where)
+        check_final_states(read_json(summary), self.traces)
         there, here = Weights.recorded(read_json(summary)), trainer.datamodule.weights  # type: ignore[attr-defined]
         reason = None if there is None else there.other_than(here)
         if reason is not None:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.replay.recorded_heads import check_replayable, scorer_of, with_logits
+from analysis.replay.recorded_heads import scorer_of, with_logits
 from toolkit.acceptance.folder import KINDS, head_hash, inside, reads_embeddings, target_of, warn_of_target
-from toolkit.engine.hidden_states import check_layers
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
 from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace, recorded_name
-from toolkit.trace.folders import SUMMARY
+from toolkit.trace.folders import SUMMARY, check_final_states
 from toolkit.training.export import HEAD
 
 NAME = "head"  # of its logits in a trace that holds them for this purpose only
@@ -102,10 +101,8 @@ def _contender(
     path: Path, folder: Path, kind: str, digest: str, traces: Sequence[Path], summaries: Sequence[Mapping[str, Any]]
 ) -> Contender:
     head, card = KINDS[kind].load(folder)
-    check_replayable(head, f"in {folder}")
     for recording, summary in zip(traces, summaries, strict=True):
-        theirs = summary.get("draft_layers", [])
-        check_layers(head.inputs.layers, theirs, f"the head in {folder} reads", f"the traces in {recording} hold")
+        check_final_states(summary, recording)
         trained, recorded_with = Weights.recorded(card), Weights.recorded(summary)
         reason = None if trained is None or recorded_with is None else trained.other_than(recorded_with)
         if reason is not None:

@@ -59,22 +59,12 @@ def with_logits(trace: Trace, name: str, scorer: Scorer) -> Trace:
     return replace(trace, estimates={name: recorded_logits(trace, scorer)})
 
 
-def check_replayable(head: Any, where: str) -> None:
-    """Raises InputError for a head that speaks of rounds under block verification: recordings hold single tokens' draws."""
-    if getattr(head, "output", "token") == "block":
-        raise InputError(
-            f"the head {where} speaks of whole rounds under block verification (head.output=block), which no recording can "
-            "replay: decode with method=block_rate, or expected a head with head.output=token"
-        )
-
-
 def threshold_policy(head: Any, name: str, corrected: bool) -> Rate | Survival:
     """The policy of a head whose logits a trace keeps under `name`, to be swept over levels 1 - h.
 
     SpecDec++'s rule; of a pre-read head the rate rule's score, P(all accepted and the next one, too), in its place.
     corrected  undo the class weight's shift of an acceptance head (a pre-read head's is undone always)
     """
-    check_replayable(head, name)
     shift, recorded = head.config["log_w_rej"], RecordedScorer(name)
     if isinstance(head, PrereadHead):
         return Rate(PrereadEstimator(name, scorer=recorded, log_w_rej=shift), rate=1.0)

@@ -33,11 +33,11 @@ def section(kind: Kind, record: Mapping[str, Any]) -> str:
     table = scores_table(scores, ("", CORRECTED)) or scores_table(scores, ("",))
     return f"""# {title(kind)}
 
-{kind.summary_of(record["head"])} It fits one draft only: the one below.
+{kind.summary} It fits one draft only: the one below.
 
 {facts_table(record)}
 {f"{chr(10)}Scores on validation text:{chr(10)}{chr(10)}{table}{chr(10)}" if table else ""}
-Use it: `toolkit.decode {kind.use_of(record["head"])} head=FOLDER`; in Python
+Use it: `toolkit.decode method={kind.method} head=FOLDER`; in Python
 `{kind.__module__}.{kind.__name__}.from_pretrained("FOLDER OR HUB NAME")`; inside transformers:
 `toolkit.integrations.transformers`. Files: `{kind.weights_file}`, `{kind.config_file}`.
 """
@@ -57,7 +57,6 @@ def facts_table(record: Mapping[str, Any]) -> str:
     }
     weights, config, reads = ("w_acc", "w_rej"), record["head"], record.get("hidden_state")
     more = {
-        "layers": "the states of the layers {} there",
         "earlier": "{} earlier positions of the text",
         "round_depth": "the depth in the round, up to {}",
     }

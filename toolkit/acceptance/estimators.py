@@ -76,7 +76,6 @@ class PrereadEstimator:
     calibrated  give the probabilities of the calibration that lies beside the head (`analysis.heads`)
     The folder may also hold an acceptance head alone. Then y_{k-1} is scored instead of y_k, once it has been read.
     The probabilities of y_k and of the token after it count as 1. A policy that multiplies the estimates then is SpecDec++'s.
-    judges_blocks  its head's probabilities are block verification's P_k, of the whole round: set by `bind`
     """
 
     head: Annotated[str | None, Head()] = None
@@ -85,7 +84,6 @@ class PrereadEstimator:
     log_w_rej: float = 0.0
     instead: HeadEstimator | None = None
     calibration: Calibration | None = None
-    judges_blocks: bool = False
 
     @property
     def num_earlier(self) -> int:
@@ -98,13 +96,9 @@ class PrereadEstimator:
         if not PrereadHead.is_in(folder):
             return replace(self, head=folder, instead=HeadEstimator(folder, True, self.calibrated).bind(pair))
         head_scorer = scorer(pair, folder, "preread")
-        calibration, blocks = (
-            needed(folder, PrereadHead) if self.calibrated else None,
-            head_scorer.module.output == "block",
-        )
-        shift = head_scorer.module.log_w_rej
+        calibration = needed(folder, PrereadHead) if self.calibrated else None
         return replace(
-            self, head=folder, scorer=head_scorer, log_w_rej=shift, calibration=calibration, judges_blocks=blocks
+            self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej, calibration=calibration
         )
 
     def rescored(self, find: Find) -> PrereadEstimator:
@@ -114,7 +108,7 @@ class PrereadEstimator:
         return replace(self, scorer=find(_bound(self.head), "preread"))
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
-        """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are; P_k and P_{k+1} of blocks."""
+        """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
         if self.instead is not None:
             certain = torch.ones(step.entropy.shape, dtype=torch.float32, device=step.entropy.device)
             return (certain if step.depth == 1 else self.instead.read_prob(step)), certain

@@ -17,7 +17,6 @@ from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_tab
 from toolkit.acceptance.published import is_published, rewritten
 from toolkit.acceptance.saved import AtWork, SavedHead
 from toolkit.engine.engine import engine_of
-from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, file_hash, read_json
 from toolkit.models.fingerprint import Weights, adapters
@@ -140,9 +139,8 @@ def check_draft(record: Mapping[str, Any], draft: Any, where: str) -> None:
 
     The draft's number format may be another one here.
     """
-    check_layers(record["head"].get("layers", []), layers_of(draft), f"the head in {where} reads", "this draft gives")
     hidden_size = record["head"]["hidden_size"]
-    own = getattr(getattr(draft, "config", None), "hidden_size", 0) * (1 + len(layers_of(draft))) or hidden_size
+    own = getattr(getattr(draft, "config", None), "hidden_size", 0) or hidden_size
     if hidden_size != own:
         raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
     trained = Weights.recorded(record)

@@ -9,7 +9,7 @@ ours unless `tied=True`. The further inputs x are ours: earlier positions, the l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from torch import Tensor, nn
@@ -42,7 +42,6 @@ class AcceptanceHead(SavedHead):
     earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
     likelihood  it reads the draft's mean log q of the text so far, too
     embedding_size  of the draft; needed with earlier positions alone
-    layers     earlier layers of the draft, whose states come after the final one in hidden_size (`pair.draft_layers`)
     round_depth  reads the token's depth in the round, 1 to this number, larger ones counting as it; 0: does not, as published
     """
 
@@ -62,7 +61,6 @@ class AcceptanceHead(SavedHead):
         tied: bool = False,
         log_w_rej: Annotated[float, Between(-20, 20)] = 0.0,
         round_depth: Annotated[int, Between(0, 64)] = 0,
-        layers: Sequence[int] = (),
         earlier: Annotated[int, Between(0, 8)] = 0,
         earlier_states: bool = True,
         earlier_tokens: bool = True,
@@ -72,7 +70,7 @@ class AcceptanceHead(SavedHead):
     ):
         super().__init__()
         parts = (earlier_states, earlier_tokens, earlier_statistics)
-        self.inputs = Inputs(earlier, *parts, likelihood, round_depth, tuple(layers))
+        self.inputs = Inputs(earlier, *parts, likelihood, round_depth)
         self.embedding_size = embedding_size
         self.hidden_size, self.depth, self.tied, self.log_w_rej = hidden_size, depth, tied, log_w_rej
         self.blocks = nn.ModuleList(ResidualBlock(hidden_size) for _ in range(min(depth, 1) if tied else depth))

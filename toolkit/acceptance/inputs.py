@@ -36,7 +36,6 @@ class Inputs:
     earlier_tokens      the embeddings of the tokens that came there
     earlier_statistics  log q of these tokens, entropy and the two largest probabilities of q there
     likelihood          the mean log q of the text's tokens so far, and the logarithm of their number
-    layers              earlier layers of the draft whose states come after the final one, which are scaled one by one
     round_depth         the token's depth in the round, one-hot: 1 to this number, larger ones counting as it; 0: not read
     """
 
@@ -46,12 +45,10 @@ class Inputs:
     earlier_statistics: bool = True
     likelihood: bool = False
     round_depth: Annotated[int, Between(0, 64)] = 0
-    layers: tuple[int, ...] = ()
 
     def read(self) -> dict[str, Any]:
         """The settings that differ from the defaults."""
-        settings = {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+        return {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
 
     @property
     def num_earlier(self) -> int:
@@ -79,7 +76,7 @@ class Inputs:
         States and embeddings are scaled to unit mean square, and logarithms of probabilities are taken. Features of
         absent positions are 0. Raises InputError where the step does not know the positions before it.
         """
-        newest = newest_features(step, table, 1 + len(self.layers))
+        newest = newest_features(step, table)
         return self.with_more(newest, self.before(step), table, step.depth if depth is None else depth)
 
     def before(self, step: Step) -> Earlier | None:
@@ -114,7 +111,7 @@ class Inputs:
         present = before.present.float().unsqueeze(-1)
         parts = [present]
         if self.earlier_states:
-            parts.append(_scaled(before.hidden, 1 + len(self.layers)))
+            parts.append(_scaled(before.hidden))
         if self.earlier_tokens:
             assert table is not None
             parts.append(_scaled(table[before.tokens.clamp(max=len(table) - 1)]) * present)
@@ -133,25 +130,20 @@ def depth_features(depth: Tensor | int, most: int, like: Tensor) -> Tensor:
     return (torch.arange(1, most + 1, device=like.device) == own).to(like.dtype).expand(len(like), -1)
 
 
-def newest_features(step: Step, table: Tensor, num_states: int = 1) -> Tensor:
+def newest_features(step: Step, table: Tensor) -> Tensor:
     """Features of the step alone [B, D + E + 5]: state, embedding and five numbers about q.
 
     The five are log q(y), warped and unwarped, the entropy, and the logarithms of the two largest probabilities.
-
-    num_states  how many layers' states lie side by side in D
     """
     assert step.tokens is not None
     probs = torch.stack([step.draft_prob, step.token_prob], -1).float()
     statistics = [_log(probs), step.entropy.float().unsqueeze(-1), _log(step.top_probs.float())]
-    return torch.cat([_scaled(step.hidden, num_states), _scaled(table[step.tokens]), *statistics], -1)
+    return torch.cat([_scaled(step.hidden), _scaled(table[step.tokens]), *statistics], -1)
 
 
-def _scaled(values: Tensor, num_parts: int = 1) -> Tensor:
-    """values [..., D]: each of `num_parts` equal parts is scaled to unit mean square."""
-    if num_parts == 1:
-        return rms_norm(values.float(), values.shape[-1:])
-    parts = values.float().unflatten(-1, (num_parts, -1))
-    return rms_norm(parts, parts.shape[-1:]).flatten(-2)
+def _scaled(values: Tensor) -> Tensor:
+    """values [..., D], scaled to unit mean square."""
+    return rms_norm(values.float(), values.shape[-1:])
 
 
 def _log(probs: Tensor) -> Tensor:

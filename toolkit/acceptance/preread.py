@@ -7,11 +7,6 @@ q_k, the embedding of y_k and the shape of q_k. It gives two probabilities,
     accepted   P(y_k accepted), given that all before it are
     following  P(y_{k+1} accepted), given that y_k is, too: the mean of sum_x min(p, q)(x) one position later
 
-With `output="block"` the probabilities are block verification's (`toolkit.verification.rules.block`), and no product is taken:
-
-    accepted   P_k, the probability that at least k tokens of the round are kept
-    following  the mean of P_{k+1}, before y_{k+1} is drawn
-
 Its training needs no token mixing, since every position of a text of the target is a clean prefix. A token y drawn from q
 there is a training example for `accepted`. If the acceptance draw accepts y, the next position is a training example for
 `following` (`toolkit.training.recorded`).
@@ -25,10 +20,9 @@ Shapes: D hidden size, E embedding size, F features: D + E + 5 without earlier p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
@@ -39,11 +33,6 @@ from toolkit.config.values import checked
 from toolkit.errors import InputError
 from toolkit.types import Step
 
-BLOCK_SUMMARY = (
-    "Predicts, before the draft reads a token, the probabilities that block verification keeps the round up to this token "
-    "and up to the next one."
-)
-
 
 class PrereadHead(SavedHead):
     """An MLP from the features of drawn tokens [..., F] to the logits (accepted, following) [..., 2].
@@ -52,10 +41,8 @@ class PrereadHead(SavedHead):
     earlier       how many positions before the newest one it reads, too (chains alone keep them)
     earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
     likelihood    it reads the draft's mean log q of the text so far, too
-    layers        earlier layers of the draft, whose states come after the final one (`pair.draft_layers`)
     round_depth   it reads the token's depth in the round, 1 to this number, larger ones counting as it; 0: it does not
     dropout       of the hidden layers' outputs, in training
-    output        token: probabilities of single tokens; block: of the whole round, under block verification
     log_w_rej     logarithm of the class weight it was trained with: `corrected` adds it
     """
 
@@ -81,14 +68,12 @@ class PrereadHead(SavedHead):
         earlier_statistics: bool = True,
         likelihood: bool = False,
         round_depth: Annotated[int, Between(0, 64)] = 0,
-        layers: Sequence[int] = (),
         dropout: Annotated[float, Between(0, 1, "[)")] = 0.0,
-        output: Literal["token", "block"] = "token",
     ):
         super().__init__()
         parts = (earlier_states, earlier_tokens, earlier_statistics)
-        self.inputs = Inputs(earlier, *parts, likelihood, round_depth, tuple(layers))
-        self.dropout, self.output = dropout, output
+        self.inputs = Inputs(earlier, *parts, likelihood, round_depth)
+        self.dropout = dropout
         self.hidden_size, self.embedding_size = hidden_size, embedding_size
         self.width, self.depth, self.log_w_rej = width, depth, log_w_rej
         sizes = [self.inputs.size(hidden_size, embedding_size), *[width] * depth]
@@ -104,20 +89,10 @@ class PrereadHead(SavedHead):
                 values = nn.functional.dropout(values, self.dropout, self.training)
         return values
 
-    @classmethod
-    def summary_of(cls, config: Mapping[str, Any]) -> str:
-        return BLOCK_SUMMARY if config.get("output") == "block" else cls.summary
-
-    @classmethod
-    def method_of(cls, config: Mapping[str, Any]) -> str:
-        return "block_rate" if config.get("output") == "block" else cls.method
-
     @property
     def config(self) -> dict[str, Any]:
         """What `__init__` needs to build it again; inputs that are not read, as in heads of older versions, are left out."""
         own: dict[str, Any] = {"dropout": self.dropout} if self.dropout else {}
-        if self.output != "token":
-            own["output"] = self.output
         return {**super().config, **own, **self.inputs.read()}
 
 

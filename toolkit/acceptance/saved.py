@@ -23,6 +23,7 @@ from toolkit.files.atomic import content_hash, read_json, write_json, write_text
 from toolkit.files.tensors import CHECKSUM, load_tensors, save_tensors
 from toolkit.files.text import first_line
 
+REMOVED = {"output": "probabilities of whole rounds", "layers": "states of earlier layers"}  # inputs of earlier heads
 MEND = "export the head again (run its training's command once more), or copy it from where it is whole"
 
 
@@ -64,23 +65,6 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
         super().__init__()
         self.about: dict[str, Any] = {}
 
-    @classmethod
-    def summary_of(cls, config: Mapping[str, Any]) -> str:
-        """What a head of this config predicts."""
-        return cls.summary
-
-    @classmethod
-    def method_of(cls, config: Mapping[str, Any]) -> str:
-        """A method that uses a head of this config."""
-        return cls.method
-
-    @classmethod
-    def use_of(cls, config: Mapping[str, Any]) -> str:
-        """The words of a command that decodes with a head of this config, its folder apart."""
-        layers = config.get("layers") or []
-        overrides = [f"+pair.draft_layers={list(layers)}"] if layers else []
-        return " ".join([f"method={cls.method_of(config)}", *overrides])
-
     @property
     def config(self) -> dict[str, Any]:
         """What `__init__` needs to build it again."""
@@ -117,6 +101,12 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
             raise InputError(f"expected {cls.what} ({cls.config_file} and {cls.weights_file}) in {folder}, found none")
         weights, metadata = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
         record = _checked(folder / cls.config_file, needed=bool(metadata))
+        for name, reason in REMOVED.items():
+            if name in record.get("head", {}):
+                raise InputError(
+                    f"the head in {folder} was trained with head.{name}={record['head'][name]}, {reason}, which was removed: "
+                    "train it again without, or decode with revision 2243aa39"
+                )
         try:
             with torch.device("cpu"):
                 head = cls(**record["head"]).float()

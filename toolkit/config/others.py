@@ -30,7 +30,6 @@ PAIR = {
     "quantization": Annotated[Literal["8bit", "4bit"] | None, "of the target, through bitsandbytes; null: none"],
     "draft_revision": Annotated[str | None, "commit, branch or tag of the drafts"],
     "drafts": Annotated[Sequence[str], Model("draft_revision"), "several drafts, instead of the one"],
-    "draft_layers": Annotated[list[int], "earlier layers that heads read beside the draft's final state; 0: the embedding"],
     "name": Annotated[str, "how tables call the pair"],
     "chat_template_options": Annotated[
         dict[str, Any] | None, "what the chat template is told beside the messages: {enable_thinking: false}"
@@ -60,7 +59,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "toolkit.models.pair.load_draft": {
         **LOADING,
         "source": Annotated[str | None, Model(), "the draft: a folder, a hub name, or toy/draft"],
-        "layers": Annotated[list[int], "as pair.draft_layers"],
     },
     "toolkit.decoding.Method": {
         "name": Annotated[str, "how tables and messages call the method"],

@@ -110,11 +110,6 @@ class Method:
                     f"method {self.name}: its head reads earlier positions, which a draft that reads the target's states "
                     "computes again in every round; expected a head with head.earlier=0"
                 )
-        if bounded.judges_blocks and self.rule.name != "block":
-            raise InputError(
-                f"method {self.name}: its head speaks of whole rounds under block verification (head.output=block), and the "
-                f"rule is {self.rule.name}; expected method=block_rate, or a head with head.output=token"
-            )
         if method.drafts and isinstance(self.proposer, ForestProposer) and self.beams is not None:
             self.beams.check_drafts(self.proposer.fewest)
         return method

@@ -106,11 +106,6 @@ class StoppedDraft:
                 "transformers keeps no earlier states of the draft: expected a head that reads the newest position alone "
                 f"(head.earlier=0), got one with {self.policy.num_earlier}"
             )
-        if self.policy.judges_blocks:
-            raise InputError(
-                "transformers verifies token by token: expected a head with head.output=token, got one of whole rounds under "
-                "block verification (head.output=block)"
-            )
         self.generation_config = copy.deepcopy(draft.generation_config)
         self.generation_config.num_assistant_tokens = self.policy.limit
         self.generation_config.num_assistant_tokens_schedule = "constant"

@@ -19,7 +19,6 @@ from toolkit.config.others import DEVICE
 from toolkit.config.values import check_ranges, checked, shown
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
-from toolkit.engine.hidden_states import give_layers
 from toolkit.errors import InputError, warn
 from toolkit.files.text import first_line
 from toolkit.models import eagle3, gguf, reduced
@@ -117,7 +116,6 @@ class ModelPair:
         cuda_graphs: OnOff = "auto",
         self_check: Literal["auto", "off"] | bool = "auto",
         chat_template_options: Mapping[str, Any] | None = None,
-        draft_layers: Sequence[int] = (),
         end_ids: Sequence[int] | None = None,
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token. Special tokens that differ are never drafted.
@@ -126,7 +124,6 @@ class ModelPair:
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
-        draft_layers   earlier layers of the drafts that heads read beside the final one: 0 is the embedding
         end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
         Raises InputError if the tokenizers differ in another token, naming the first one.
         """
@@ -145,7 +142,7 @@ class ModelPair:
         small = [
             eagle3.load(Path(source), options["dtype"], model, device)
             if eagle3.is_eagle3(source)
-            else _load_model(source, dict(options, revision=draft_revision), device, draft_layers)
+            else _load_model(source, dict(options, revision=draft_revision), device)
             for source in sources
         ]
         is_toy = Path(target) == TOY / "target" and sources == [TOY / "draft"] and (TOY / "head").exists()
@@ -301,7 +298,6 @@ def load_draft(
     revision: str | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
-    layers: Sequence[int] = (),
 ) -> Any:
     """A draft without its target: training a head needs only its states. Arguments as in `from_pretrained`."""
     if source is None:
@@ -311,7 +307,7 @@ def load_draft(
     path = resolve(source)
     if eagle3.is_eagle3(path):
         return eagle3.load(Path(path), options["dtype"], None, device)
-    return _load_model(path, options, device, layers)
+    return _load_model(path, options, device)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -422,7 +418,7 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
     return {"device_map": "auto", **options, "quantization_config": bits}
 
 
-def _load_model(source: str | Path, options: dict[str, Any], device: str | None, layers: Sequence[int] = ()) -> Any:
+def _load_model(source: str | Path, options: dict[str, Any], device: str | None) -> Any:
     import transformers
     from transformers import AutoModelForCausalLM
 
@@ -442,7 +438,6 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None,
             "language model"
         )
     model.requires_grad_(False)
-    give_layers(model, layers)
     if device is not None:
         model.to(torch.device(device))  # type: ignore[arg-type]
     return model.eval()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from toolkit.engine import open_session
 from toolkit.engine.facts import check_evaluation, reads_states
-from toolkit.engine.hidden_states import state_size, watched_states
+from toolkit.engine.hidden_states import state_width, watched_states
 from toolkit.engine.state_reader import NEEDS_TARGET
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair, vocab_size
@@ -145,7 +145,7 @@ def states_and_logits_of(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 def hidden_size(model: Any) -> int:
     """D: the width of what `states_of` returns."""
-    return model.probs.shape[0] if _is_tabular(model) else state_size(model)
+    return model.probs.shape[0] if _is_tabular(model) else state_width(model)
 
 
 def _readable(model: Any, tokens: Tensor) -> Tensor:

@@ -47,11 +47,6 @@ class StoppingPolicy:
         """How many positions before a step the policy's head reads (`Step.earlier`), once bound."""
         return int(getattr(getattr(self, "estimator", None), "num_earlier", 0))
 
-    @property
-    def judges_blocks(self) -> bool:
-        """Whether the policy's head, once bound, scores rounds under block verification instead of single tokens."""
-        return bool(getattr(getattr(self, "estimator", None), "judges_blocks", False))
-
     def bind(self, pair: object) -> StoppingPolicy:
         """The policy for one pair; called once before decoding: estimators load and check their heads here."""
         return self
@@ -135,13 +130,10 @@ def entry_probs(estimator: DrawnEstimator, step: Step, survival: Tensor | None) 
     """P(y_k enters the text) and P(y_{k+1} does, too) [B] each: products of `survival`, that of y_{k-1}, and estimates.
 
     survival  [B]; None: 1, as at a round's first token
-    Estimates of block verification are these probabilities already: P_k and P_{k+1} replace the running product.
     """
     accepted, following = estimator.drawn_probs(step)
     if survival is not None:
         accepted, following = accepted.to(survival.dtype), following.to(survival.dtype)
-    if getattr(estimator, "judges_blocks", False):
-        return accepted, following
     entered = accepted if survival is None else survival * accepted
     return entered, entered * following
 

@@ -58,10 +58,6 @@ class Bounded(StoppingPolicy):
     def num_earlier(self) -> int:
         return self.policy.num_earlier
 
-    @property
-    def judges_blocks(self) -> bool:
-        return self.policy.judges_blocks
-
     def bind(self, pair: object) -> Bounded:
         return Bounded(self.policy.within(self.limit).bind(pair), self.min_drafted, self.max_drafted)
 

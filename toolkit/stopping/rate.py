@@ -9,8 +9,7 @@ lambda is the rate that the rule itself achieves. It is tracked while decoding, 
 and given as `rate`. For the latter, `analysis.timing` keeps the best rate on the way to the fixed point. With an acceptance
 head instead of a pre-read one, this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
 Looking one step ahead is not optimal, because the next token's score is information with a value of its own.
-Under block verification, P(at least k + 1 tokens are kept) is P_{k+1}. A head of output=block gives the mean of P_{k+1},
-which takes the place of the product.
+Under block verification (method=block_rate) more than the product is kept; the rule is then a cautious one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.runs.stage import MANIFEST, read_manifest
@@ -41,3 +43,9 @@ def read_file(path: Path, job: str) -> Trace:
             f"{path} belongs to another job (other config, models or responses); delete it and record again"
         )
     return trace
+
+
+def check_final_states(summary: Mapping[str, Any], where: Path | str) -> None:
+    """Raises InputError for traces of an earlier revision whose states hold earlier layers of the draft, too."""
+    if layers := summary.get("draft_layers"):
+        raise InputError(f"the traces in {where} hold states of the layers {layers} too: record them again")

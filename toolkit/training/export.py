@@ -49,7 +49,7 @@ def _card(head: SavedHead, facts: Mapping[str, Any], scores: Mapping[str, float]
     warning = complaint(scores, module.outputs)
     return f"""# {title(type(head))}
 
-{head.summary_of(head.config)} It fits one draft only: the one below, by fingerprint.
+{head.summary} It fits one draft only: the one below, by fingerprint.
 
 {facts_table({"head": head.config, **facts})}
 
@@ -60,7 +60,7 @@ weights' shift.
 
 ![Reliability]({DIAGRAM})
 
-Use it: `python -m toolkit.decode {head.use_of(head.config)} head=FOLDER/{HEAD}`
+Use it: `python -m toolkit.decode method={head.method} head=FOLDER/{HEAD}`
 
 Compared with simpler predictors on the same positions, each scaled and shifted to its least log loss:
 

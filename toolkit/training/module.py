@@ -188,8 +188,7 @@ class PrereadTraining(HeadTraining):
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
         has_label = ~batch.labels.isnan()
-        weights = self.loss.weights_of(batch.labels)[has_label]
-        return self.loss(self.logits_of(head, batch)[has_label], batch.labels[has_label], weights)
+        return self.loss(self.logits_of(head, batch)[has_label], batch.labels[has_label])
 
     def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
         head = self.head if head is None else head

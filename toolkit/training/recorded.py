@@ -8,55 +8,41 @@ position is given a depth (`drawn_depths`).
 
 An acceptance head (SpecDec++) learns from the state that has read the drafted token: that of the round's next step.
 
-A head with output=block learns from drafted chains of every start, on path up to the first rejected token, then its roll-out.
-Block verification's P_i follows from p and q (`toolkit.verification.rules.block.survival`). An example is a start and a depth
-k. Its labels are P_k, and P_{k+1} of the token that was drawn next, one sample of the mean that the second output predicts.
-Depth k in 1..M has weight P_{k-1}, the probability that the block was kept so far. One depth is drawn per start.
-
 Shapes: P positions, M most tokens of a recorded round, F features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
 from toolkit.models.teacher import hidden_size
 from toolkit.trace import Trace
-from toolkit.trace.folders import SUMMARY, read_traces
+from toolkit.trace.folders import SUMMARY, check_final_states, read_traces
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.trace.trace import within
 from toolkit.training.batches import Examples
 from toolkit.training.examples import ExampleData, Positions
-from toolkit.verification.rules.block import survival
 
 READS = "the draft's final hidden state that the token was drawn from, its embedding, and the shape of the draft's distribution"
 READ_STATE = "the draft's final hidden state that has read the token"
 HARD_LABELS = (
     "1 where the recording's acceptance draws accept the drafted token, and the one after an accepted token; else 0"
 )
-BLOCK_LABELS = "block verification's P_k of the round's k drafted tokens, and P_{k+1} of the token drawn next"
 LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later where it was accepted"
-
-
-MEND = (
-    "record them with upper_bound=true and max_drafted of 2 or more; those that an older version recorded so, again, with "
-    "overwrite=true"
-)
 
 
 class RecordedStates(Examples):
@@ -158,60 +144,6 @@ def visited(trace: Trace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return start, depth, step, depth <= more[start]
 
 
-class BlockStates(RecordedStates):
-    """One example per position of some texts, as a start: features [P, F], labels [P, 2], not a number where there is none.
-
-    inputs  what the head to be trained reads; seed: of the depths
-    Raises InputError if the recording lacks p of the drafted tokens, or roll-outs.
-    """
-
-    def __init__(self, trace: Trace, texts: Sequence[int], table: Tensor, inputs: Inputs | None = None, seed: int = 0):
-        super().__init__(trace.text_first, texts)
-        self.trace, self.table, self.inputs = trace, table, inputs or Inputs()
-        self.steps, self.depths, self.labels = chosen_steps(trace, torch.Generator().manual_seed(seed))
-
-    def batch(self, examples: Sequence[int]) -> Positions:
-        starts = self.rows(examples)
-        step = RecordedStep(self.trace, 1, self.steps[starts])
-        features = self.inputs.features(step, self.table, self.depths[starts])
-        return Positions(features, self.labels[starts], step.token_prob)
-
-
-def block_probs(trace: Trace) -> tuple[Tensor, Tensor]:
-    """For every depth 1..M and start: the step there [M, P], and P_depth [M, P], not a number beyond the chain's end.
-
-    Raises InputError if the recording does not hold p of all drafted tokens.
-    """
-    if trace.target_prob is None or bool(trace.target_prob.isnan().any()):
-        lacking = "p and q of all drafted tokens, which these traces lack"
-        raise InputError(f"head.output=block learns from {lacking}: {MEND}")
-    geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
-    weight = torch.ones(trace.num_positions, dtype=torch.float64)
-    steps, probs = [], []
-    for depth in range(1, trace.max_drafted + 1):
-        index, exists = step_at(trace, geometry, starts, depth)
-        p, q = (values[index].double() for values in (trace.target_prob, trace.draft_prob))
-        weight = torch.where(exists, survival(weight, p, q), torch.nan)
-        steps.append(index)
-        probs.append(weight)
-    return torch.stack(steps), torch.stack(probs)
-
-
-def chosen_steps(trace: Trace, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """One example per start: its step [P], depth [P] from 1, and labels [P, 2]. Raises InputError without roll-outs."""
-    if trace.max_drafted < 2:
-        raise InputError(f"head.output=block needs chains of drafted tokens, these traces hold single ones: {MEND}")
-    steps, probs = block_probs(trace)
-    before = torch.cat([torch.ones_like(probs[:1]), probs[:-1]])
-    weights = torch.where(probs.isnan(), 0.0, before.nan_to_num(0.0)).cumsum(0)
-    level = torch.rand(weights.shape[1], generator=generator, dtype=torch.float64) * weights[-1]
-    chosen = (level >= weights).sum(0).clamp(max=len(steps) - 1)
-    following = torch.cat([probs[1:], torch.full_like(probs[:1], torch.nan)])
-    starts = torch.arange(len(chosen))
-    labels = torch.stack([probs[chosen, starts], following[chosen, starts]], 1).float()
-    return steps[chosen, starts], chosen + 1, labels
-
-
 def drawn_depths(probs: Tensor, first: Tensor, most: int, generator: torch.Generator) -> Tensor:
     """A depth in the round, in 1..most, for every position [n]: a recorded position belongs to no round.
 
@@ -273,11 +205,10 @@ class TracedData(ExampleData):
         hard_labels: bool = False,
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
-        self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"  # or "block", "survival"
+        self.hard_labels, self.head_inputs, self.reads_state = hard_labels, Inputs(), False
         self.validation_fraction = validation_fraction
         check_ranges(self, "data.")
-        recorded, layers = self.summary.get("draft_layers", []), layers_of(draft)
-        check_layers(recorded, layers, f"the states in {path} hold", "this draft gives")
+        check_final_states(self.summary, path)
 
     def setup(self, stage: str | None = None) -> None:
         if self.states:
@@ -295,24 +226,20 @@ class TracedData(ExampleData):
             if not texts:
                 raise InputError(f"{self.path}: {len(different)} texts leave none for the {name} split; record more")
             hard = self.hard_labels and name == "train"
-            if self.output == "survival":
+            if self.reads_state:
                 self.states[name] = ReadStates(trace, texts, hard)
-            elif self.output == "block":
-                self.states[name] = BlockStates(trace, texts, table, self.head_inputs, self.seed)
             else:
                 self.states[name] = TracedStates(trace, texts, table, self.head_inputs, hard, self.seed)
 
     def read_by(self, head: SavedHead) -> None:
-        reads = (head.inputs, getattr(head, "output", "survival"))
-        if reads[1] == "survival" and replace(head.inputs, layers=()) != Inputs():
+        reads = (head.inputs, isinstance(head, AcceptanceHead))
+        if reads[1] and head.inputs != Inputs():
             raise InputError(
                 "data=traced gives acceptance heads the newest state alone: expected head.earlier=0 head.likelihood=false "
                 "head.round_depth=0, or data=mixed"
             )
-        if reads[1] == "block" and self.hard_labels:
-            raise InputError("data.hard_labels: traces hold no acceptance draws of whole rounds (head.output=block)")
-        if reads != (self.head_inputs, self.output):
-            (self.head_inputs, self.output), self.states = reads, {}
+        if reads != (self.head_inputs, self.reads_state):
+            (self.head_inputs, self.reads_state), self.states = reads, {}
 
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft), "embedding_size": embedding_table(self.draft).shape[1]}
@@ -324,6 +251,6 @@ class TracedData(ExampleData):
             **(Weights.recorded(self.summary) or self.weights).facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
-            "hidden_state": READ_STATE if self.output == "survival" else READS,
-            "label": BLOCK_LABELS if self.output == "block" else HARD_LABELS if self.hard_labels else LABELS,
+            "hidden_state": READ_STATE if self.reads_state else READS,
+            "label": HARD_LABELS if self.hard_labels else LABELS,
         }

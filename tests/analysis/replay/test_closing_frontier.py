@@ -137,8 +137,6 @@ def test_what_cannot_be_replayed_is_said_before_the_training(recorded_folder):
             rf"^callbacks.frontier.traces: {other} was recorded with another draft \(fingerprint g, this one f",
         ),
         (blind, plain, f"{blind} holds no hidden states; record it with hidden"),
-        (good, AcceptanceHead(8, layers=(2,)), r"^the head reads layers \[2\] .* set \+pair.draft_layers=\[2\]$"),
-        (good, PrereadHead(8, 8, output="block"), "that is trained"),
     ):
         with pytest.raises(InputError, match=words):
             ReplayedFrontier(str(folder)).on_fit_start(trainer, SimpleNamespace(head=head))

@@ -174,8 +174,8 @@ def test_hard_labels_are_the_acceptance_draws_of_training_alone(recorded, pair):
 
 
 def test_a_head_that_reads_earlier_positions_is_trained_and_decodes(recorded, pair, tiny_overrides, tmp_path):
-    options = ["head.earlier=2", "head.likelihood=true", "head.dropout=0.1", "loss.gamma=1", "trainer.max_epochs=1"]
-    names = [f"data.path={recorded}", f"paths.output_dir={tmp_path}/run", *options, "loss.position_weights=[1,.5]"]
+    options = ["head.earlier=2", "head.likelihood=true", "head.dropout=0.1", "trainer.max_epochs=1"]
+    names = [f"data.path={recorded}", f"paths.output_dir={tmp_path}/run", *options]
     folder = train.run(compose("train", [*tiny_overrides, *SMALL, *names]))
     head, about = PrereadHead.load(folder / "head")
     assert head.inputs == Inputs(2, likelihood=True) and about["head"]["earlier"] == 2
