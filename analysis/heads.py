@@ -2,8 +2,8 @@
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 3: heads over depth and w_rej, their binary KL, the best throughput and its
 threshold. Any heads are replayed on one recording. Deviation: thresholds are chosen on texts that no number is reported on.
-fit={NAME: TRACES} calibrates a head, drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONSES fits
-the acceptance of copied tokens (`analysis.replay`).
+drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONSES fits the acceptance of copied tokens
+(`analysis.replay`).
 
     heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
     results, heads.md  the same as people read it
@@ -28,7 +28,6 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.replay import upper_bound
-from analysis.replay.calibrated_heads import calibrate
 from analysis.replay.copies import fit_copies
 from analysis.replay.drafts import compare_drafts
 from analysis.replay.head_folders import Contender, find_contenders
@@ -69,12 +68,10 @@ class Texts:
 def run(cfg: commands.Heads) -> Path:
     if cfg.drafts is not None or cfg.responses is not None:
         return compare_drafts(cfg)
-    if cfg.fit is not None:
-        return calibrate(cfg)
     if cfg.copies is not None:
         return fit_copies(cfg)
-    if not isinstance(cfg.traces, str):
-        raise InputError(f"traces: expected a folder of data_gen.traces, traces=FOLDER heads=[...], got {cfg.traces}")
+    if cfg.traces is None:
+        raise InputError("traces: expected a folder of data_gen.traces, traces=FOLDER heads=[...], got null")
     if not cfg.thresholds:
         raise InputError("thresholds: expected probabilities, got []")
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)

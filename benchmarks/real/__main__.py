@@ -11,7 +11,7 @@ has no draft. What is trained or chosen, is trained on instructions and GSM8K's 
 them; Spec-Bench is reported.
 
 Steps: model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, eagle3,
-calibration, eagle3_sweeps, page. Each runs a public command, or decodes through the public entry, below outputs/real/.
+eagle3_sweeps, page. Each runs a public command, or decodes through the public entry, below outputs/real/.
 """
 
 from __future__ import annotations

@@ -150,18 +150,6 @@ def agreement_table(temperatures: Sequence[int] = (0, 1), kind: str = "") -> lis
     return [markdown(pd.concat(tables)[shown].round(3))]
 
 
-def calibration_table() -> list[str]:
-    tables = []
-    for kind in ("", EAGLE3):
-        for name in ("acceptance", "preread"):
-            scores = read_table(Path(noted(f"calibration {name}{kind}")), "scores")
-            tables.append(scores.assign(head=name, draft=kind.strip("_") or "separate"))
-    rows = pd.concat(tables)
-    rows = rows[rows.scope.isin(("position", "following", "product")) & rows.version.isin(("raw", "calibrated"))]
-    shown = ["draft", "head", "version", "scope", "samples", "log_loss", "brier", "ece", "auroc"]
-    return [markdown(rows[shown].round(3))]
-
-
 def llamacpp_table() -> list[str]:
     lines = ["| llama.cpp, 4-bit weights | tokens/s |", "|---|---:|"]
     for path in sorted(FOLDER.glob("llamacpp-*.csv")):
@@ -221,7 +209,6 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "A draft that reads the target's states": lambda: alpha_table(EAGLE3),
     "A draft that reads the target's states, T = 0": lambda: replay_table(0, EAGLE3),
     "A draft that reads the target's states, T = 1": lambda: replay_table(1, EAGLE3),
-    "Calibration of its heads beside the other draft's": calibration_table,
     "Replay beside live decoding with it": lambda: agreement_table([1], EAGLE3),
     "Both drafts, T = 1: what is left to a policy": bound_table,
 }

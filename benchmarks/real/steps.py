@@ -256,20 +256,6 @@ def eagle3() -> None:
         note(f"{name}{EAGLE3}", str(head / "head"))
 
 
-def calibration() -> None:
-    """Reliability of both drafts' heads: calibrated on some responses, judged on others; none of them was trained on."""
-    parts = []
-    for part in ("dev", "test"):
-        words = ["prompts=jsonl", f"prompts.path={FOLDER / 'train.jsonl'}", f"prompts.split={part}", "prompts.limit=24"]
-        words += ["sampling.max_new_tokens=64", "sampling.seed=1"]
-        parts.append(stage("data_gen.responses", *target_words(), "pair.draft=null", *words))
-    for kind in ("", EAGLE3):
-        fit, judged = (recorded(responses, kind) for responses in parts)
-        for name in ("acceptance", "preread"):
-            words = [f'heads=["{noted(f"{name}{kind}")}"]', f"fit={{dev: {fit}}}", f"traces={{test: {judged}}}"]
-            note(f"calibration {name}{kind}", str(stage("analysis.heads", *words, *pair_words(kind))))
-
-
 def few_responses() -> Path:
     """The responses that the separate draft's heads are trained on."""
     mix = inputs_of(Path(noted("acceptance")).parent)["data.path"]
@@ -316,6 +302,6 @@ STEPS: dict[str, Callable[[], None]] = {
     step.__name__: step
     for step in (
         *(model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice),
-        *(eagle3, calibration, eagle3_sweeps),
+        *(eagle3, eagle3_sweeps),
     )
 }

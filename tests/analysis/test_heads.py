@@ -13,9 +13,8 @@ from analysis.replay.policies import replay
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.files import read_table
 from data_gen import traces
-from toolkit import ModelPair, config, testing
+from toolkit import ModelPair, config
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
-from toolkit.acceptance.calibration import stored
 from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.metrics import throughput
@@ -178,31 +177,6 @@ def test_bad_input_is_one_line(tiny_overrides, recorded, folders, tmp_path):
         with pytest.raises(InputError, match=r"^[^\n]*$") as error:
             heads.run(options(tiny_overrides, states, given, *words))
         assert message in str(error.value)
-
-
-def test_both_heads_of_a_folder_are_calibrated(tiny_overrides, recorded, elsewhere, tmp_path):
-    given = testing.random_heads(tmp_path / "heads", 16, 16)
-    words = [
-        *tiny_overrides, f"heads=[{given}]", f"fit={{a: {recorded['states']}}}", "max_depth=3",
-        f"traces={{a: {elsewhere}, b: {elsewhere}}}", f"paths.output_dir={tmp_path}/out",
-    ]  # fmt: skip
-    folder = heads.run(compose("heads", words))
-    scores = read_table(folder, "scores").set_index(["head", "dataset", "scope", "version"])
-    assert not scores.loc[("survival", "b", "position", "raw")].in_distribution
-    for kind in ("survival", "preread"):
-        for scope in ("position", "product"):
-            raw, mended = (scores.loc[(kind, "a", scope, version)] for version in ("corrected", "calibrated"))
-            assert mended.ece < raw.ece and mended.log_loss < raw.log_loss
-            assert mended.auroc >= raw.auroc - 0.05
-        assert (folder / f"reliability-{kind}.png").stat().st_size > 10_000
-    for kind in (AcceptanceHead, PrereadHead):
-        assert stored.load(folder / "head", kind) is not None and kind.is_in(folder / "head")
-        assert stored.load(given, kind) is None  # the head that was given stays as it is
-    stamp = (folder / "scores.csv").stat().st_mtime_ns
-    heads.run(compose("heads", words))
-    assert (folder / "scores.csv").stat().st_mtime_ns == stamp
-    with pytest.raises(InputError, match="the same for b"):
-        heads.run(compose("heads", [*words, f"traces={{a: {elsewhere}, b: {recorded['states']}}}"]))
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_every_rule_has_its_yaml_and_every_yaml_its_rule():
 # Arguments that a policy gets from its method, when it is bound.
 SET_BY_THE_METHOD = {"deepest", "extra", "table", "known", "weights", "lookup", "reading"}
 # groups, and objects that no config can write
-BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", "calibration", *SET_BY_THE_METHOD}
+BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", *SET_BY_THE_METHOD}
 
 
 @pytest.mark.parametrize("name", choices("method"))

@@ -13,10 +13,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.calibration.maps import Calibration
-from toolkit.acceptance.calibration.stored import needed
 from toolkit.acceptance.folder import Scorer, inside, scorer
-from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead
 from toolkit.config.notes import Head
 from toolkit.errors import InputError
@@ -31,16 +28,13 @@ class HeadEstimator:
 
     head       folder of a head; None: the one that ships with the pair
     corrected  undo the class weight's shift before the sigmoid (published: False)
-    calibrated  give the probabilities of the calibration that lies beside the head (`analysis.heads`) instead
     scorer     what gives the head's logits: set by `bind`, replaced by recorded ones in a replay
     """
 
     head: Annotated[str | None, Head()] = None
     corrected: bool = False
-    calibrated: bool = False
     scorer: Scorer | None = None
     log_w_rej: float = 0.0
-    calibration: Calibration | None = None
 
     @property
     def num_earlier(self) -> int:
@@ -51,10 +45,7 @@ class HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
         head_scorer = scorer(pair, folder, "survival")
-        calibration = needed(folder, AcceptanceHead) if self.calibrated else None
-        return replace(
-            self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej, calibration=calibration
-        )
+        return replace(self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej)
 
     def rescored(self, find: Find) -> HeadEstimator:
         """The same estimator with another source of logits."""
@@ -63,8 +54,6 @@ class HeadEstimator:
     def read_prob(self, step: Step) -> Tensor:
         """P(y_{k-1} accepted) [B], given that the ones before it are."""
         assert self.scorer is not None, "bind the estimator to a pair first"
-        if self.calibration is not None:
-            return self.calibration.probs(self.scorer(step) + self.log_w_rej)
         return torch.sigmoid(self.scorer(step) + (self.log_w_rej if self.corrected else 0.0))
 
 
@@ -73,17 +62,14 @@ class PrereadEstimator:
     """A pre-read head: it scores y_k before it is read, and the token after it.
 
     head        folder of heads; None: the one that ships with the pair
-    calibrated  give the probabilities of the calibration that lies beside the head (`analysis.heads`)
     The folder may also hold an acceptance head alone. Then y_{k-1} is scored instead of y_k, once it has been read.
     The probabilities of y_k and of the token after it count as 1. A policy that multiplies the estimates then is SpecDec++'s.
     """
 
     head: Annotated[str | None, Head()] = None
-    calibrated: bool = False
     scorer: Scorer | None = None
     log_w_rej: float = 0.0
     instead: HeadEstimator | None = None
-    calibration: Calibration | None = None
 
     @property
     def num_earlier(self) -> int:
@@ -94,12 +80,9 @@ class PrereadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
         if not PrereadHead.is_in(folder):
-            return replace(self, head=folder, instead=HeadEstimator(folder, True, self.calibrated).bind(pair))
+            return replace(self, head=folder, instead=HeadEstimator(folder, True).bind(pair))
         head_scorer = scorer(pair, folder, "preread")
-        calibration = needed(folder, PrereadHead) if self.calibrated else None
-        return replace(
-            self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej, calibration=calibration
-        )
+        return replace(self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej)
 
     def rescored(self, find: Find) -> PrereadEstimator:
         """The same estimator with another source of logits."""
@@ -113,9 +96,7 @@ class PrereadEstimator:
             certain = torch.ones(step.entropy.shape, dtype=torch.float32, device=step.entropy.device)
             return (certain if step.depth == 1 else self.instead.read_prob(step)), certain
         assert self.scorer is not None, "bind the estimator to a pair first"
-        logits = self.scorer(step) + self.log_w_rej
-        probs = torch.sigmoid(logits) if self.calibration is None else self.calibration.probs(logits)
-        accepted, following = probs.unbind(-1)
+        accepted, following = torch.sigmoid(self.scorer(step) + self.log_w_rej).unbind(-1)
         return accepted, following
 
 

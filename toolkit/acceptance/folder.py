@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.calibration.stored import path_of
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
 from toolkit.acceptance.published import is_published, rewritten
@@ -111,7 +110,7 @@ def inside(folder: str | Path) -> Path:
 
 
 def head_hash(folder: str | Path) -> str:
-    """Hash of the weights of all heads in a folder, and of their calibrations.
+    """Hash of the weights of all heads in a folder.
 
     Raises InputError if the folder holds no head.
     """
@@ -120,7 +119,6 @@ def head_hash(folder: str | Path) -> str:
     if not kinds:
         raise InputError(f"expected an acceptance head ({AcceptanceHead.weights_file}) in {folder}, found none")
     files = [Path(folder) / kind.weights_file for kind in kinds]
-    files += [path for kind in kinds if (path := path_of(folder, kind)).exists()]
     return content_hash([file_hash(path) for path in files])
 
 

@@ -488,23 +488,15 @@ class Acceptance(Command, Labels, Intervals, Tracked):
 class Heads(Command, ReadsDraft, Intervals, Tracked):
     module, example = "analysis.heads", "traces=outputs/traces-HASH heads=[outputs/train-HASH,...]"
     traces: Annotated[
-        str | Mapping[str, str] | None,
-        File(),
-        "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads; with `fit`: "
-        "{NAME: FOLDER}, of yet other prompts, what is reported",
+        str | None, File(), "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads"
     ] = None
-    heads: Annotated[Folders | None, Head(), "heads, or output folders of toolkit.train; with `fit`: one"] = None
+    heads: Annotated[Folders | None, Head(), "heads, or output folders of toolkit.train"] = None
     dev: Annotated[str | None, File(), "other traces to choose thresholds on; null: some texts of `traces`"] = None
     dev_share: Annotated[float, Between(0, 1, "()"), "of those texts; every number is of the others"] = 0.33
     thresholds: Annotated[list[AProbability], "h, of the survival rule"] = [n / 20 for n in range(1, 20)]
     min_drafted: Annotated[Count, "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"] = 2
     corrected: Annotated[bool, "undo the class weights' shift before the threshold; published: false"] = False
     cost_ratio: CostRatio = 0.2
-    fit: Annotated[
-        Mapping[str, str] | None, File(), "calibrate the head: {NAME: FOLDER} of data_gen.traces, of other prompts"
-    ] = None
-    kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the calibration's maps"] = "isotonic"
-    max_depth: Annotated[Count, "longest product that is calibrated; recorded with max_drafted above it"] = 8
     drafts: Annotated[Mapping[str, str] | None, Model(), "compare these instead: {NAME: FOLDER}, drafts"] = None
     responses: Annotated[Mapping[str, str] | None, File(), "along these: {DOMAIN: FOLDER} of data_gen.responses"] = None
     vocabularies: Annotated[

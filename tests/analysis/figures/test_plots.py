@@ -105,7 +105,7 @@ def test_texts_cover_neither_each_other_nor_points(tmp_path):
     assert not any(box.contains(*spot) for box in boxes for spot in spots)
 
 
-def test_figures_of_rounds_costs_and_reliability_take_tables(tmp_path):
+def test_figures_of_rounds_and_costs_take_tables(tmp_path):
     rounds = pd.DataFrame(
         {"method": "svip", "setting": "h=0.1", "length": [0, 1, 2], "drafted": [0, 2, 8], "accepted": [3, 3, 4]}
     )
@@ -114,18 +114,13 @@ def test_figures_of_rounds_costs_and_reliability_take_tables(tmp_path):
         "rate": [0.6, 1 / 3], "rate_low": [0.5, 0.2], "rate_high": [0.7, 0.5],
     })  # fmt: skip
     curves = pd.DataFrame({"method": ["svip"] * 3, "cost_ratio": [0.1, 0.2, 0.5], "throughput": [3.0, 2.0, 1.0]})
-    bins = pd.DataFrame({
-        "scores": "raw", "from": [0, 0.5], "to": [0.5, 1], "count": [10, 0], "mean_prob": [0.3, np.nan],
-        "mean_label": [0.2, np.nan],
-    })  # fmt: skip
     made = [
         plots.lengths(rounds, tmp_path / "lengths.png", "title"),
         plots.acceptance_by_position(positions, tmp_path / "positions.png", "title"),
         plots.costs(curves, tmp_path / "costs.png", "title", 0.2),
         plots.costs(curves.assign(throughput_low=0.9, throughput_high=3.2), tmp_path / "bands.png", "title"),
-        plots.reliability(bins, tmp_path / "reliability.png"),
     ]
-    assert len({path.read_bytes() for path in made}) == 5
+    assert len({path.read_bytes() for path in made}) == 4
 
 
 def test_a_sweep_in_which_only_plain_decoding_succeeded_has_its_figure(tmp_path):

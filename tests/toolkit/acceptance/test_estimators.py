@@ -63,23 +63,6 @@ def test_a_preread_head_scores_the_drawn_token_and_the_next_one():
     assert [float(value) for value in found] == pytest.approx([prob(0.5, W_REJ), prob(-1.0, W_REJ)])
 
 
-def test_calibrations_get_corrected_logits():
-    seen = []
-
-    class Halved:
-        def probs(self, values: torch.Tensor) -> torch.Tensor:
-            seen.append(values)
-            return torch.sigmoid(values) / 2
-
-    acceptance = HeadEstimator("folder", scorer=logits, log_w_rej=math.log(W_REJ), calibration=Halved())
-    assert float(acceptance.read_prob(STEP)) == pytest.approx(prob(0.5, W_REJ) / 2)
-    preread = PrereadEstimator("folder", scorer=two_logits, log_w_rej=math.log(W_REJ), calibration=Halved())
-    accepted, following = preread.drawn_probs(STEP)
-    assert float(accepted) == pytest.approx(prob(0.5, W_REJ) / 2)
-    assert float(following) == pytest.approx(prob(-1.0, W_REJ) / 2)
-    assert [values.shape for values in seen] == [(1,), (1, 2)]
-
-
 def test_without_a_preread_head_the_acceptance_head_scores_the_token_before():
     instead = HeadEstimator("folder", corrected=True, scorer=logits)
     estimator = PrereadEstimator("folder", instead=instead)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from analysis.replay.calibrating import Scored
 from analysis.replay.policies import replay, replay_starts
 from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
 from data_gen.held_out import load_frozen
@@ -129,18 +128,12 @@ def test_one_step_is_scored_for_every_round_that_visits_it(trace):
         logits_at(trace, logits, starts, MOST + 2)
 
 
-def test_traces_with_such_logits_are_joined_kept_and_calibrated(pair, folder, trace, tmp_path):
+def test_traces_with_such_logits_are_joined_and_kept(pair, folder, trace, tmp_path):
     told = with_logits(trace, "x", scorer_of(PrereadHead.load(folder)[0], pair.draft))
     both = join([told, told])
     assert torch.equal(both.estimates["x"], told.estimates["x"].repeat(2, 1, 1))
     kept = type(told).load(told.save(tmp_path / "one.safetensors"))
     assert torch.equal(kept.estimates["x"], told.estimates["x"])
-    scored = Scored(told, told.estimates["x"], True)
-    products = {depth: product for depth, product, _ in scored.products(torch.sigmoid, 3)}
-    assert torch.equal(scored.positions()[0][:3], told.estimates["x"][:3, 0, 0])
-    start = int((Geometry.of(told).run >= 3).nonzero()[0])
-    probs = torch.sigmoid(told.estimates["x"][start, :3, 0].double())
-    assert any(torch.isclose(probs.prod(), value) for value in products[3])
 
 
 def test_depths_that_no_round_reaches_have_no_logits(pair, folder, trace):

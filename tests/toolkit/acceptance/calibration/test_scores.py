@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from torch.nn.functional import logsigmoid
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
-from toolkit.acceptance.calibration.fit import fit_map
 from toolkit.acceptance.calibration.scores import CalibrationScores, platt_scaled
 
 P = 1009
@@ -89,10 +89,11 @@ def test_platts_map_of_binned_logits_is_that_of_the_logits(logits):
     scores = CalibrationScores()
     scores.update(logits, labels)
     scale, shift, loss = platt_scaled(scores.accepted, scores.rejected)
-    wanted = fit_map("platt", logits.double().numpy(), labels.double().numpy())
-    assert (scale, shift) == pytest.approx((wanted.scale, wanted.shift), abs=1e-3)
-    left = log_loss([1] * P + [0] * P, torch.sigmoid(wanted.scale * logits + wanted.shift).repeat(2).double().numpy(),
-                    sample_weight=torch.cat([labels, 1 - labels]).double().numpy())  # fmt: skip
+    outcomes, weights = [1] * P + [0] * P, torch.cat([labels, 1 - labels]).double().numpy()
+    twice = logits.repeat(2).double().numpy()[:, None]  # each position is accepted and rejected, by its label
+    model = LogisticRegression(C=math.inf, tol=1e-8, max_iter=1000).fit(twice, outcomes, sample_weight=weights)
+    assert (scale, shift) == pytest.approx((model.coef_.item(), model.intercept_.item()), abs=1e-3)
+    left = log_loss(outcomes, model.predict_proba(twice)[:, 1], sample_weight=weights)
     assert loss == pytest.approx(left, abs=1e-5) == scores_of(logits, labels)["log_loss_calibrated"]
 
 
