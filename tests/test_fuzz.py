@@ -54,7 +54,7 @@ GOOD = {
     "analysis.frontier": ["dev=[{sweep}]", "test=[{other}]", "resamples=20", "track=false"],
     "analysis.report": ["inputs=[{decode}]"],
     "toolkit.train": ["data.path={mix}", "trainer.max_epochs=1", "logger=none", "callbacks=none", "optimizer.lr=.001"],
-    "toolkit.train_heads": ["data.path={mix}", "data.features=hybrid", "depths=[0]", "w_rejs=[1]", "max_epochs=1"],
+    "toolkit.train_heads": ["data.path={mix}", "data.features=cached", "depths=[0]", "w_rejs=[1]", "max_epochs=1"],
     "toolkit.distill": ["responses=[{responses}]", "loss=lk"],
     "toolkit.sync": ["folder={decode}", "dry_run=true"],
     "analysis.acceptance": [*TWO, "methods=[specinfer]", "num_drafts=[2]", "draws=8", "positions=2", "resamples=20"],

@@ -82,7 +82,7 @@ def _run(cfg: commands.Train) -> Path:
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = data_folder_of(cfg, folders)
     data_class: type[ExampleData] = get_class(cfg.data._target_)
-    inputs = [*data_class.all_inputs(data_folder, cfg.data), *pretrained_files(cfg.from_pretrained)]
+    inputs = [*data_class.inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
     config = plain(cfg)
     config["data"]["path"] = str(data_folder)
     stage = open_stage("train", config, inputs=inputs, ignore=IGNORED, follows=not first)

@@ -48,7 +48,7 @@ def run(cfg: commands.TrainHeads) -> Path:
     check_metric(cfg)
     folder = data_folder_of(cfg, {})
     data_class: type[ExampleData] = get_class(cfg.data._target_)
-    stage = open_stage("train_heads", cfg, inputs=data_class.all_inputs(folder, cfg.data))
+    stage = open_stage("train_heads", cfg, inputs=data_class.inputs(folder))
     if not stage.finished:
         data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(folder)}))
         modules = modules_of(cfg, data)

@@ -1,6 +1,4 @@
-"""States that are kept in files: made before the training (`cached`), or when they are first needed (`hybrid`).
-
-Both read the float16 states of the files in every epoch. So heads are the same, bit for bit, whichever wrote the files.
+"""States that are kept in files, made before the training: every epoch of every head reads them.
 
     hidden-<hash of draft and data>/
         train-0000000-<hash>.safetensors      examples [E], ends [E], hidden [P, D] float16, labels [P], confidence [P];
@@ -15,7 +13,7 @@ Shapes: E examples of a file, P positions of it, D hidden size.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -40,34 +38,23 @@ INSTEAD = "train with data.features=online"
 class StoredStates(Examples):
     """The examples of a split, read from the files of a folder.
 
-    What no file holds is computed by `online` and written first, in its groups: each is on the disk before its first batch
-    comes out. With `skip`, such examples are left out instead.
+    `fill` has `online` compute what no file holds, and writes it.
 
     owner  {"draft", "dtype", "data"}: whose states these are; files of others are refused
     spans  example -> its file's positions, and the first and last of its own
     lost   the largest share of a file's norm that float16 has lost so far
     """
 
-    def __init__(self, folder: Path, split: str, owner: Mapping[str, str], online: OnlineStates, skip: bool = False):
+    def __init__(self, folder: Path, split: str, owner: Mapping[str, str], online: OnlineStates):
         self.folder, self.split, self.owner, self.online, self.lost = folder, split, dict(owner), online, 0.0
         self.spans: dict[int, tuple[Positions, int, int]] = {}
         self._opened: set[str] = set()
         self._refresh()
-        every = range(online.num_examples)
-        self.examples = [example for example in every if example in self.spans] if skip else list(every)
-        self.num_examples, self.num_positions = len(self.examples), int(online.texts.counts[self.examples].sum())
+        self.num_examples, self.num_positions = online.num_examples, online.num_positions
 
     def batch(self, examples: Sequence[int]) -> Positions:
-        examples = [self.examples[example] for example in examples]
-        self._provide(examples)
         spans = [self.spans[example] for example in examples]
         return joined([Positions(*(values[i:j] for values in positions)) for positions, i, j in spans])
-
-    def batches(self, parts: Sequence[Sequence[int]], start: int = 0) -> Iterator[Positions]:
-        for first, group in self.online.groups(parts, start):
-            self._provide(sorted({self.examples[example] for part in group for example in part}))
-            for part in group[max(start - first, 0) :]:
-                yield self.batch(part)
 
     def missing(self) -> list[int]:
         return [example for example in range(self.online.num_examples) if example not in self.spans]
@@ -135,7 +122,7 @@ class StoredStates(Examples):
 
 def announce(folder: Path, splits: Sequence[StoredStates]) -> None:
     """Print the size of all states and of those to be written. Raises InputError if the disk has no room for the latter."""
-    everything = sum(states.size_of(states.examples) for states in splits)
+    everything = sum(states.size_of(range(states.num_examples)) for states in splits)
     missing = sum(states.size_of(states.missing()) for states in splits)
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
@@ -149,21 +136,6 @@ def announce(folder: Path, splits: Sequence[StoredStates]) -> None:
         raise InputError(
             f"the hidden states need {missing:,} bytes in {folder}, {free:,} are free: make room, or {INSTEAD}"
         )
-
-
-def check_present(folder: Path, splits: Sequence[StoredStates], may_lack: bool) -> None:
-    """Print how many examples have no states. Raises InputError if there are such examples and `may_lack` is False."""
-    if not any(states.missing() for states in splits):
-        return
-    counts = " and ".join(
-        f"{len(states.missing()):,} of {states.online.num_examples:,} examples ({states.split})" for states in splits
-    )
-    if not may_lack:
-        raise InputError(
-            f"data.on_missing=raise: {counts} have no states in {folder}: make them with data.on_missing=generate, or "
-            "leave them out with data.on_missing=skip"
-        )
-    print(f"data.on_missing=skip: {counts} have no states in {folder} and are left out", flush=True)
 
 
 def rounded(hidden: Tensor) -> tuple[Tensor, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from toolkit.files import journal
 from toolkit.files.atomic import content_hash
 from toolkit.files.text import first_line
 from toolkit.models.teacher import hidden_size
-from toolkit.training.cached import FORMAT, StoredStates, announce, check_present
+from toolkit.training.cached import FORMAT, StoredStates, announce
 from toolkit.training.examples import ExampleData, Positions
 from toolkit.training.online import MixedTexts, OnlineStates
 
@@ -35,8 +34,7 @@ class MixedData(ExampleData):
     draft             the model whose states are read: the one that the tokens were mixed with
     batch_size        examples per batch and process
     features          where the draft's states come from. online: computed for every batch. cached: from files of
-                      float16 beside the data set, for all heads and epochs. hybrid: cached as they are first asked for
-    on_missing        with features=cached, of examples whose states are in no file: generate, skip or raise
+                      float16 beside the data set, for all heads and epochs; what is missing is written before the training
     draft_batch_size  examples in one forward pass of the draft
     shuffle, seed     a new order of the training examples for every epoch
 
@@ -50,24 +48,16 @@ class MixedData(ExampleData):
         path: Annotated[str | Path, File()],
         draft: Any,
         batch_size: Annotated[int, AtLeast(1)] = 32,
-        features: Literal["online", "cached", "hybrid"] = "cached",
-        on_missing: Literal["generate", "skip", "raise"] = "generate",
+        features: Literal["online", "cached"] = "cached",
         draft_batch_size: Annotated[int, AtLeast(1)] = 16,
         shuffle: bool = True,
         seed: int = 0,
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
-        self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
+        self.features, self.draft_batch_size = features, draft_batch_size
         check_ranges(self, "data.")
-        if on_missing != "generate" and features != "cached":
-            raise InputError(f"data.on_missing={on_missing} is for data.features=cached, got data.features={features}")
         self._online: dict[str, OnlineStates] = {}
         self.head_inputs = Inputs()
-
-    @classmethod
-    def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:
-        skips = settings.get("on_missing") == "skip"
-        return [*cls.inputs(folder), *(sorted(folder.glob("hidden-*/*.safetensors")) if skips else ())]
 
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft)}
@@ -92,11 +82,8 @@ class MixedData(ExampleData):
         if self.features == "online":
             return
         splits = list(self._stored().values())
-        if self.on_missing != "generate":
-            check_present(self.cache_folder, splits, may_lack=self.on_missing == "skip")
-            return
         announce(self.cache_folder, splits)
-        for states in splits if self.features == "cached" else ():
+        for states in splits:
             states.fill()
 
     def setup(self, stage: str | None = None) -> None:
@@ -104,12 +91,9 @@ class MixedData(ExampleData):
             return
         online = self._computed()
         self.states = {**online} if self.features == "online" else {**self._stored()}
-        for name, states in self.states.items():
+        for name in self.states:
             if not online[name].num_examples:
                 raise InputError(f"{self.path}: no example of the {name} split has a drafted token; mix more responses")
-            if not states.num_examples:
-                where = f"no example of the {name} split has states in {self.cache_folder}"
-                raise InputError(f"{where}: make them with data.on_missing=generate")
 
     def about(self) -> dict[str, Any]:
         names = ("target_fingerprint", "target_weights", "sampling", "mixing_ratio")
@@ -129,8 +113,8 @@ class MixedData(ExampleData):
         return {"draft": self.weights.fingerprint, "dtype": dtype, "data": content_hash(self.summary["content"])}
 
     def _stored(self) -> dict[str, StoredStates]:
-        skip, online = self.on_missing == "skip", self._computed()
-        return {name: StoredStates(self.cache_folder, name, self._owner, online[name], skip) for name in SPLITS}
+        online = self._computed()
+        return {name: StoredStates(self.cache_folder, name, self._owner, online[name]) for name in SPLITS}
 
     def _computed(self) -> dict[str, OnlineStates]:
         """Both splits, read once.

@@ -6,7 +6,7 @@ Shapes: P positions, D hidden size.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -89,11 +89,6 @@ class ExampleData(ResumableData):
         if read_manifest(folder).get("status") != "finished":
             raise InputError(f"the {data} in {folder} are not finished: run {command} again first")
         return [folder / SUMMARY]
-
-    @classmethod
-    def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:
-        """`inputs`, and the other files that the batches depend on. settings: the data's keys."""
-        return cls.inputs(folder)
 
     @abstractmethod
     def head_sizes(self) -> dict[str, int]:

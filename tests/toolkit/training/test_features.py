@@ -1,4 +1,4 @@
-"""Where features come from: online, cached, hybrid; what is missing, damaged, too large or of another draft."""
+"""Where features come from: online, cached; what is missing, damaged, too large or of another draft."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from toolkit import train, train_heads
+from toolkit import train
 from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
@@ -93,10 +93,9 @@ def test_the_size_is_said_first_and_compared_with_the_disk(mix, draft, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(cached.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
         patch.setattr(online, "states_and_logits_of", never)
-        for features in ("cached", "hybrid"):
-            with pytest.raises(InputError, match="100 are free: make room, or train with data.features=online") as told:
-                MixedData(mix, draft, features=features).prepare_data()
-            assert "\n" not in str(told.value)
+        with pytest.raises(InputError, match="100 are free: make room, or train with data.features=online") as error:
+            MixedData(mix, draft, features="cached").prepare_data()
+        assert "\n" not in str(error.value)
     said = capsys.readouterr().out
     data = opened(mix, draft)
     positions = sum(states.num_positions for states in data.states.values())
@@ -107,31 +106,6 @@ def test_the_size_is_said_first_and_compared_with_the_disk(mix, draft, monkeypat
     capsys.readouterr()
     opened(mix, draft)
     assert "; 0 bytes to be written" in capsys.readouterr().out
-
-
-def test_missing_states_are_left_out_or_named(mix, draft, tiny_overrides, tmp_path, capsys):
-    data = opened(mix, draft)
-    lost = files(data)[1]
-    examples = load_tensors(lost)[0]["examples"].tolist()
-    lost.unlink()
-    with pytest.raises(InputError, match=r"10 of 48 examples \(train\).*on_missing=generate") as told:
-        opened(mix, draft, on_missing="raise")
-    assert "\n" not in str(told.value)
-    capsys.readouterr()
-    fewer = opened(mix, draft, on_missing="skip").states["train"]
-    assert "10 of 48 examples (train) and 0 of 12 examples (validation)" in capsys.readouterr().out
-    assert fewer.num_examples == 38 and not {*fewer.examples} & {*examples}
-    whole = data.states["train"]
-    assert fewer.num_positions == whole.num_positions - len(whole.batch(examples).labels)
-    assert torch.equal(fewer.batch([30]).hidden, whole.batch([fewer.examples[30]]).hidden)
-    words = [*tiny_overrides, f"data.path={mix}", *SMALL, "data.on_missing=skip", f"paths.root_dir={tmp_path}/out"]
-    folders = [train.run(compose("train", words))]
-    opened(mix, draft)  # writes what is missing
-    folders.append(train.run(compose("train", words)))
-    assert folders[0] != folders[1]  # other examples, another result
-    shutil.rmtree(data.cache_folder)
-    with pytest.raises(InputError, match="no example of the train split has states"):
-        opened(mix, draft, on_missing="skip")
 
 
 def test_files_of_others_are_refused_and_only_they_are_made_again(mix, draft, tiny_pair):
@@ -176,7 +150,7 @@ def test_labels_of_the_data_that_are_no_probabilities_are_one_line(mix, draft, w
     shutil.rmtree(mix / "dataset")
     (mix / "changed").rename(mix / "dataset")
     (mix / ".written.jsonl").unlink()  # the files were changed on purpose
-    for features in ("online", "cached", "hybrid"):
+    for features in ("online", "cached"):
         with pytest.raises(InputError, match=r"\(train\): labels are probabilities of acceptance.*; 1 of") as told:
             opened(mix, draft, features=features)
         assert "\n" not in str(told.value)
@@ -199,19 +173,9 @@ def test_what_float16_cannot_hold_is_one_line(mix, draft, monkeypatch):
         return hidden * 1e5, logits
 
     monkeypatch.setattr(online, "states_and_logits_of", large)
-    for features in ("cached", "hybrid"):
-        with pytest.raises(InputError, match="at most 65,504"):
-            opened(mix, draft, features=features).states["train"].batch([0, 1])
+    with pytest.raises(InputError, match="at most 65,504"):
+        opened(mix, draft, features="cached")
     assert opened(mix, draft, features="online").states["train"].batch([0]).hidden.abs().max() > 65504
-
-
-def test_keys_that_do_not_go_together_are_one_line(mix, draft):
-    for keys in ({"features": "disk"}, {"on_missing": "cry"}, {"features": "hybrid", "on_missing": "skip"}):
-        with pytest.raises(InputError, match="data.(features|on_missing)"):
-            MixedData(mix, draft, **keys)
-
-
-# -- hybrid -----------------------------------------------------------------------------------------------------------
 
 
 def epoch_of(data, epoch, start=0):
@@ -219,68 +183,6 @@ def epoch_of(data, epoch, start=0):
         data.states["train"], 8, shuffle=True, seed=3, position=lambda: (epoch, start if epoch == 0 else 0)
     )
     return list(batches)
-
-
-def test_hybrid_computes_in_the_first_epoch_and_reads_from_then_on(mix, draft, monkeypatch):
-    data = opened(mix, draft, features="hybrid", batch_size=8)
-    assert files(data) == []
-    first = epoch_of(data, 0)
-    held = [load_tensors(path)[0]["examples"].tolist() for path in files(data)]
-    assert sorted(example for examples in held for example in examples) == [*range(48)]
-    list(data.whole_validation())
-    monkeypatch.setattr(online, "states_and_logits_of", None)  # no forward from here on
-    second = epoch_of(data, 1)
-    read = opened(mix, draft, batch_size=8)  # the same files, as a cache
-    for epoch, batches in enumerate((first, second)):
-        for one, other in zip(batches, epoch_of(read, epoch) if epoch else first, strict=True):
-            assert all(map(torch.equal, one, other))
-    for one, other in zip(first, epoch_of(read, 0), strict=True):
-        assert all(map(torch.equal, one, other))
-
-
-@pytest.mark.parametrize("command", ["train", "train_heads"])
-def test_heads_are_the_same_cached_and_hybrid(mix, tiny_overrides, tmp_path, command):
-    """In float64, where rows that share other forwards still round to the same float16."""
-    module, own = {
-        "train": (train, SMALL),
-        "train_heads": (train_heads, ["depths=[1]", "w_rejs=[1,6]", "max_epochs=3", "optimizer.lr=1e-2"]),
-    }[command]
-    found = {}
-    for name in ("hybrid", "cached", "anew"):
-        features = "hybrid" if name == "hybrid" else "cached"
-        if name == "anew":
-            shutil.rmtree(next(mix.glob("hidden-*")))
-        words = [*tiny_overrides, f"data.path={mix}", *own, "pair.dtype=float64", f"data.features={features}"]
-        folder = module.run(compose(command, [*words, f"paths.output_dir={tmp_path}/{name}"]))
-        heads = sorted(folder.rglob("head.safetensors"))
-        found[name] = {f"{i} {key}": value for i, path in enumerate(heads) for key, value in load_file(path).items()}
-    assert equal(found["hybrid"], found["cached"]) and equal(found["hybrid"], found["anew"])
-
-
-def test_an_interrupted_hybrid_training_goes_on_bit_for_bit(mix, tiny_overrides, tmp_path, monkeypatch):
-    words = [
-        *tiny_overrides, *SMALL, "data.features=hybrid", "data.batch_size=4", "callbacks.checkpoints.every_n_steps=2",
-    ]  # fmt: skip
-    shutil.copytree(mix, tmp_path / "other")
-    whole = train.run(compose("train", [*words, f"data.path={mix}", f"paths.output_dir={tmp_path}/whole"]))
-    cut = [*words, f"data.path={tmp_path}/other", f"paths.output_dir={tmp_path}/cut"]
-    forward, done = online.states_and_logits_of, []
-
-    def dies_later(*arguments):
-        if len(done) == 3:
-            raise RuntimeError("power cut")
-        done.append(1)
-        return forward(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(online, "states_and_logits_of", dies_later)
-        with pytest.raises(RuntimeError, match="power cut"):
-            train.run(compose("train", cut))
-    assert torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)["global_step"] > 0
-    train.run(compose("train", cut))
-    assert equal(weights(whole), weights(tmp_path / "cut"))
-    names = [sorted(path.name for path in folder.glob("hidden-*/*")) for folder in (mix, tmp_path / "other")]
-    assert names[0] == names[1]
 
 
 # -- online -----------------------------------------------------------------------------------------------------------
@@ -301,7 +203,7 @@ def test_rows_of_several_batches_share_forwards_and_nothing_else_changes(mix, dr
 
 
 def test_the_rest_of_an_epoch_has_the_same_bits(mix, draft):
-    for features in ("online", "hybrid"):
+    for features in ("online", "cached"):
         data = opened(mix, draft, features=features)
         whole, rest = epoch_of(data, 0), epoch_of(opened(mix, draft, features=features), 0, start=3)
         assert len(rest) == len(whole) - 3

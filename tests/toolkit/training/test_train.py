@@ -120,7 +120,7 @@ def test_finished_runs_are_kept_and_other_work_is_not_overwritten(trained, overr
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("features", ["online", "cached", "hybrid"])
+@pytest.mark.parametrize("features", ["online", "cached"])
 def test_positions_are_states_that_have_read_the_drafted_token(tiny_mix, tiny_pair, features):
     import datasets
 
