@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
 from analysis.figures.plots import pareto
@@ -166,7 +167,7 @@ def job():
         with initialize_config_dir(str(config.CONF), version_base="1.3"):
             HydraConfig.instance().set_config(compose(config_name, list(words), return_hydra_config=True))
 
-    register()
+    register(ConfigStore.instance())
     yield begin
     HydraConfig.instance().cfg = None
 

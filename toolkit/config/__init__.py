@@ -37,7 +37,7 @@ _METHODS: dict[tuple[object, ...], Any] = {}
 
 @checked
 def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = True) -> Any:
-    """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
+    """The composed config `conf/<config_name>.yaml`, beside a Hydra application that may be running: neither sees the other.
 
     checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.config`). Keys
              that have no value yet (???) are left to the code that needs them

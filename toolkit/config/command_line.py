@@ -70,10 +70,14 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
+        from hydra.core.config_store import ConfigStore
+
         from toolkit.config.check import check, composed
 
         check_choices(flags.overrides)
-        papers.register(flags.overrides, (files.CONF, *files.user_folders()))  # of every job of a sweep
+        papers.register(
+            ConfigStore.instance(), flags.overrides, (files.CONF, *files.user_folders())
+        )  # of every job of a sweep
         overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
         runs = not (flags.cfg or flags.info or flags.multirun)  # each job of a sweep is judged when it runs
         root = flags.config_name or config_name

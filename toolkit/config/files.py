@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +26,51 @@ UNQUOTED = re.compile(r"""(?=.*[^\w\t ./+%*@?|:-])[^][{}(),$"'\\]+""", re.ASCII 
 ESCAPE, ESCAPED = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
 OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
-_folders: tuple[Path, ...] = ()  # the user's own
+_process_folders: tuple[Path, ...] = ()  # the user's own, of the command line
+_searched: ContextVar[tuple[Path, ...]] = ContextVar("searched", default=())  # more of them, of `searching`
 
 
 def user_folders() -> tuple[Path, ...]:
     """Config folders of the user's own, beside `conf/`, as absolute paths."""
-    return _folders
+    return (*_process_folders, *_searched.get())
 
 
 def use_folders(*folders: str | Path) -> None:
     """From now on look for configs in these folders, too. Raises InputError if there is no such folder."""
-    global _folders
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise InputError(f"--config-dir: expected a folder laid out like conf/, got {folder}, which is none")
-    _folders = tuple(Path(folder).resolve() for folder in folders)
+    global _process_folders
+    _process_folders = _resolved(folders)
 
 
 @contextmanager
 def searching(*folders: str | Path) -> Iterator[None]:
-    """Within this context configs are looked for in these folders, too: `with searching("my_conf"): method("mine")`."""
-    before = _folders
-    use_folders(*before, *folders)
+    """Within this context configs are looked for in these folders, too: `with searching("my_conf"): method("mine")`.
+
+    Other threads do not see them. Raises InputError if there is no such folder.
+    """
+    token = _searched.set((*_searched.get(), *_resolved(folders)))
     try:
         yield
     finally:
-        use_folders(*before)
+        _searched.reset(token)
+
+
+def _resolved(folders: Sequence[str | Path]) -> tuple[Path, ...]:
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise InputError(f"--config-dir: expected a folder laid out like conf/, got {folder}, which is none")
+    return tuple(Path(folder).resolve() for folder in folders)
 
 
 def choices(group: str) -> list[str]:
     """Names that a config group offers, in `conf/` and in the user's own folders."""
-    folders = (CONF, *_folders)
+    folders = (CONF, *user_folders())
     names = {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
     return sorted(names.union(papers.names(folders) if group in papers.GROUPS else ()))
 
 
 def find(group: str, name: str) -> Path:
     """The file of a choice, `conf/`'s first."""
-    paths = [folder / group / f"{name}.yaml" for folder in (CONF, *_folders)]
+    paths = [folder / group / f"{name}.yaml" for folder in (CONF, *user_folders())]
     return next((path for path in paths if path.is_file()), paths[0])
 
 

@@ -1,8 +1,8 @@
 """The tables and figures of the papers as choices of config groups: one yaml per paper, `conf/papers/PAPER.yaml`.
 
 Its entry `table3` is the choice PAPER_table3 of two groups: `+experiment=PAPER_table3` runs the entry's stages and makes its
-page, `table=PAPER_table3` is what the page shows (`analysis.papers.table`). A choice is put into Hydra's ConfigStore when an
-override names it. The keys of such a yaml are:
+page, `table=PAPER_table3` is what the page shows (`analysis.papers.table`). A choice is put into a ConfigStore when an override
+names it. The keys of such a yaml are:
 
     name, cite  what pages call the paper
     toy         what stands in for the paper's data and sizes while the pair is the toy pair
@@ -17,7 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydra.core.config_store import ConfigStore
 
 GROUPS = ("experiment", "table")
 FOLDER = "papers"  # below conf/
@@ -29,20 +32,17 @@ def names(folders: Sequence[Path]) -> list[str]:
     return [f"{key}_{item}" for folder in folders for key, paper in read(folder) for item in paper["entries"]]
 
 
-def register(overrides: Sequence[str], folders: Sequence[Path]) -> None:
-    """Put what the overrides name of the papers into Hydra's ConfigStore."""
-    from hydra.core.config_store import ConfigStore
-
+def register(store: ConfigStore, overrides: Sequence[str], folders: Sequence[Path]) -> None:
+    """Put what the overrides name of the papers into a store of Hydra's."""
     choices = [word.lstrip("+").partition("=") for word in overrides]
     chosen = {name for group, _, value in choices if group in GROUPS for name in value.split(",")}
     if not chosen:
         return
-    store = ConfigStore.instance().store
     for key, paper in (entry for folder in folders for entry in read(folder)):
         for item in paper["entries"]:
             if (name := f"{key}_{item}") in chosen:
-                store(name, experiment(key, item, paper), group="experiment", package="_global_")
-                store(name, table(key, item, paper), group="table")
+                store.store(name, experiment(key, item, paper), group="experiment", package="_global_")
+                store.store(name, table(key, item, paper), group="table")
 
 
 def experiment(key: str, item: str, paper: Mapping[str, Any]) -> dict[str, Any]:

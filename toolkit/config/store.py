@@ -1,4 +1,4 @@
-"""Composing by Hydra, unchecked: the defaults of every command are in its ConfigStore, choices of groups in `conf/`."""
+"""Composing by Hydra, unchecked: the defaults of every command are in a ConfigStore, choices of groups in `conf/`."""
 
 from __future__ import annotations
 
@@ -7,65 +7,103 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
 from toolkit.config import files, papers
 from toolkit.config.commands import COMMANDS, defaults_of
 
-MOST = 256  # configs and methods that are kept; composing one takes tens of milliseconds
-_COMPOSED: dict[tuple[object, ...], Any] = {}
-
-
-@cache
-def register() -> None:
-    """Put the keys of every command, with their defaults, into Hydra's ConfigStore: `decode_keys` and so on."""
+if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
 
+MOST = 256  # configs and methods that are kept; composing one takes tens of milliseconds
+_COMPOSED: dict[tuple[object, ...], Any] = {}
+_LOCK = RLock()  # of what is composed and kept: methods are built from configs
+
+
+def register(store: ConfigStore) -> None:
+    """Put the keys of every command, with their defaults, into a store of Hydra's: `decode_keys` and so on."""
     for name, section in COMMANDS.items():
-        ConfigStore.instance().store(f"{name}_keys", defaults_of(section))
+        store.store(f"{name}_keys", defaults_of(section))
 
 
 def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
-    """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application: a copy for every call.
+    """The composed config `conf/<config_name>.yaml`: a copy for every call.
 
-    It is composed once per process and set of overrides, and again when a configuration file has changed.
+    It is composed once per process and set of overrides, and again when a configuration file has changed. A Hydra
+    application that is running in this process is neither asked nor changed.
     Raises what Hydra raises: HydraException, ValueError.
     """
     if any(word.startswith("hydra.searchpath=") for word in overrides):  # files there are not watched
-        return _composed(config_name, overrides)
+        with _LOCK:
+            return _composed(config_name, overrides)
     return deepcopy(cached(_COMPOSED, (config_name, *overrides), lambda: _composed(config_name, overrides)))
 
 
 def cached(results: dict[tuple[object, ...], Any], arguments: tuple[object, ...], make: Callable[[], Any]) -> Any:
-    """What `make` returned for these arguments and configuration files; it is called once for them."""
-    from hydra.core.global_hydra import GlobalHydra
-
+    """What `make` returned for these arguments and configuration files; it is called once for them, by one thread."""
     newest = 0  # when a config file last changed: of the folders, where files come and go, and of the files
     level = [files.CONF, *files.user_folders()]
     for _ in range(3):  # roots, groups, and the bases inside groups
         for folder in level:
             newest = max(newest, folder.stat().st_mtime_ns, *(entry.stat().st_mtime_ns for entry in os.scandir(folder)))
         level = [Path(entry.path) for folder in level for entry in os.scandir(folder) if entry.is_dir()]
-    hydra = GlobalHydra.instance().hydra  # its search path counts for what is composed
-    key = (arguments, files.user_folders(), hydra and id(hydra), newest)
-    if key not in results:
-        if len(results) >= MOST:
-            results.clear()
-        results[key] = make()
-    return results[key]
+    key = (arguments, files.user_folders(), newest)
+    with _LOCK:
+        if key not in results:
+            if len(results) >= MOST:
+                results.clear()
+            results[key] = make()
+        return results[key]
 
 
 def _composed(config_name: str, overrides: Sequence[str]) -> Any:
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
+    """What `hydra.compose` returns, by a loader of its own: `GlobalHydra` and `ConfigStore` are the application's."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import ConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+    from hydra.types import RunMode
+    from omegaconf import open_dict
 
-    register()
-    words = [*overrides]
-    papers.register(words, (files.CONF, *files.user_folders()))
-    if files.user_folders() and not any(word.startswith("hydra.searchpath=") for word in words):
-        folders = ",".join(files.quoted(f"file://{folder}") for folder in files.user_folders())
-        words.append(files.settable(f"hydra.searchpath=[{folders}]"))
-    if GlobalHydra.instance().is_initialized():
-        return hydra.compose(config_name=config_name, overrides=words)
-    with hydra.initialize_config_dir(config_dir=str(files.CONF), version_base="1.3"):
-        return hydra.compose(config_name=config_name, overrides=words)
+    class Sources(ConfigRepository):
+        def initialize_sources(self, config_search_path: Any) -> None:
+            super().initialize_sources(config_search_path)
+            self.get_schema_source().store = _store()  # type: ignore[attr-defined]
+
+    papers.register(_store(), overrides, (files.CONF, *files.user_folders()))
+    path = ConfigSearchPathImpl()
+    path.append("hydra", "pkg://hydra.conf")
+    path.append("main", f"file://{files.CONF}")
+    for folder in files.user_folders():
+        path.append("user", f"file://{folder}")
+    if any(word.lstrip("+~").startswith("hydra/") for word in overrides):  # hydra/job_logging=colorlog
+        for plugin in Plugins.instance().discover(SearchPathPlugin):
+            plugin().manipulate_search_path(path)  # type: ignore[attr-defined]
+    path.append("schema", "structured://")
+    loader = ConfigLoaderImpl(path)
+    loader.repository = Sources(path)
+    config = loader.load_configuration(config_name, [*overrides], RunMode.RUN, from_shell=False)
+    with open_dict(config):
+        del config["hydra"]
+    return config
+
+
+@cache
+def _store() -> ConfigStore:
+    """A store of configs with Hydra's own entries and the keys of every command, and nothing of an application's."""
+    from hydra.conf import HydraConf
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    class Store(ConfigStore):
+        def __deepcopy__(self, memo: Any) -> Store:
+            return self  # Hydra copies its sources, and only reads them
+
+    Plugins.instance()  # launchers and sweepers enter themselves
+    store = Store.__new__(Store)  # calling the class would enter it among Hydra's singletons
+    store.repo = {"hydra": dict(ConfigStore.instance().repo["hydra"])}
+    store.store("config", HydraConf(), group="hydra", provider="hydra")
+    register(store)
+    return store

@@ -33,6 +33,7 @@ from toolkit.files import digests, journal, lock
 from toolkit.files.atomic import content_hash, parse_json_file, write_failure, write_json
 
 MANIFEST = journal.MANIFEST
+APP_NAME = "acceptance-toolkit"  # hydra.help.app_name of every command (conf/paths/default.yaml)
 OUTPUT = "output.json"  # in a multirun: written into each job's folder of the sweep, says where the job's output is
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "wandb", "hydra-core", "scikit-learn")
 # Keys that do not determine the content of an output folder.
@@ -336,6 +337,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
     score  what a sweeper optimizes, as a function of the config and the output folder; None: the folder is returned
     """
     import hydra
+    from hydra.core.config_store import ConfigStore
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import CompactHydraException
     from omegaconf import DictConfig
@@ -345,8 +347,11 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
 
     @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
     def main(cfg: DictConfig) -> Any:
+        job = HydraConfig.get()
+        sources = job.runtime.config_sources  # a launcher's process has not read the command line
+        configs.use_folders(*(source.path for source in sources if source.provider == "command-line"))
         try:
-            check(cfg, HydraConfig.get().job.config_name or config_name)
+            check(cfg, job.job.config_name or config_name)
             result = run(cfg)
         except (InputError, OSError) as error:
             if (line := one_line(error)) is None:
@@ -362,7 +367,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
 
     try:
         sys.argv[1:] = prepare(config_name, sys.argv[1:])
-        register()
+        register(ConfigStore.instance())
         main()
     except InputError as error:
         sys.exit(f"error: {error}")
@@ -408,11 +413,17 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     return None
 
 
-def job_dir() -> Path:
-    """Hydra's folder of the job that is running; in a multirun its parent is the sweep's."""
+def hydra_job() -> Any:
+    """Hydra's settings of the job that is running; None if it is no command of this project: another application's job."""
     from hydra.core.hydra_config import HydraConfig
 
-    return Path(HydraConfig.get().runtime.output_dir)
+    job: Any = HydraConfig.get() if HydraConfig.initialized() else None
+    return job if job is not None and configs.unresolved(job.help).get("app_name") == APP_NAME else None
+
+
+def job_dir() -> Path:
+    """Hydra's folder of the job that is running; in a multirun its parent is the sweep's."""
+    return Path(hydra_job().runtime.output_dir)
 
 
 def sweep_name() -> str | None:
@@ -421,7 +432,7 @@ def sweep_name() -> str | None:
 
 
 def _in_multirun() -> bool:
-    from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    job = hydra_job()
+    return job is not None and job.mode == RunMode.MULTIRUN

@@ -25,7 +25,7 @@ from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import read_json, write_json
 from toolkit.files.text import first_line
-from toolkit.runs.stage import sweep_name
+from toolkit.runs.stage import hydra_job, sweep_name
 
 Mode = Literal["online", "offline", "disabled"]
 PROJECT = "acceptance-toolkit"
@@ -101,10 +101,8 @@ def wandb_run(
     if mode == "online" and (reason := unreachable()):
         print(f"wandb: {reason}; this run is logged offline")
         mode = "offline"
-    from hydra.core.hydra_config import HydraConfig
-
-    folder = Path(folder)
-    experiment = HydraConfig.get().runtime.choices.get("experiment") if HydraConfig.initialized() else None
+    folder, job = Path(folder), hydra_job()
+    experiment = job and job.runtime.choices.get("experiment")
     group = group or os.environ.get("WANDB_RUN_GROUP") or (experiment and str(experiment)) or sweep_name()
     options = {
         "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
@@ -141,9 +139,8 @@ def overrides_name(words: Sequence[str] | None = None, name: str = "", without: 
     without  further top-level keys that do not name the run
     """
     if words is None:
-        from hydra.core.hydra_config import HydraConfig
-
-        words, varied = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else [], _varied()
+        job = hydra_job()
+        words, varied = list(job.overrides.task) if job is not None else [], _varied()
         words = [word for word in words if not varied or word.lstrip("+~").partition("=")[0] in varied]
     parts = [name]
     for word in words:
