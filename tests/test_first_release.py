@@ -73,16 +73,35 @@ def test_a_finished_folder_is_found_or_refused_and_never_changed(release: Path) 
     assert [json.loads(line)["id"] for line in new] == [json.loads(line)["id"] for line in old]
 
 
-def test_a_users_own_config_folder_decodes_or_is_answered_in_one_line(release: Path) -> None:
+def test_a_users_own_config_folder_decodes(release: Path) -> None:
+    """Its method names a key that is gone, at the value that changed nothing."""
     command = [sys.executable, "-m", "toolkit.decode", "--config-dir", "conf", *PAIR, *PROMPTS, "method=mine"]
-    ended = subprocess.run(
-        [*command, "head=preread/head", "paths.output_dir=mine"], capture_output=True, text=True, timeout=300
-    )
-    if ended.returncode == 0:
-        assert len((release / "mine" / "generations.jsonl").read_text().splitlines()) == 3
-    else:
-        assert "Traceback" not in ended.stderr
-        assert ended.stderr.strip().splitlines()[-1].startswith("error:")
+    words = ["head=preread/head", "paths.output_dir=mine", "method.policy.estimator.calibrated=false"]
+    ended = subprocess.run([*command, *words], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert len((release / "mine" / "generations.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "asking"),
+    [
+        ("timing", "values=false", "values=true"),
+        ("train", "head.output=token", "head.output=block"),
+        ("train", "loss.position_weights=[1,1]", "loss.position_weights=[1,0]"),
+        ("train", "+pair.draft_layers=[]", "+pair.draft_layers=[1]"),
+        ("heads", "fit=null", "fit={a: FOLDER}"),
+    ],
+)
+def test_a_key_that_is_gone_is_accepted_where_it_changed_nothing(command: str, word: str, asking: str) -> None:
+    words = ["model=preread_head", "data=traced", "data.path=x"] if command == "train" else []
+    assert compose(command, [*words, word]) == compose(command, words)
+    with pytest.raises(InputError, match=r"^[\w.]+=.*: this key was removed \(.*\): delete it$"):
+        compose(command, [*words, asking])
+
+
+def test_a_key_of_another_class_that_is_called_like_one_that_is_gone_stays() -> None:
+    drafted = ["~method.policy", "+method.policy={_target_: collections.Counter, calibrated: true}"]
+    assert compose("decode", drafted, checked=False).method.policy.calibrated is True
 
 
 def test_a_target_that_moved_is_answered_with_its_new_name() -> None:

@@ -14,7 +14,7 @@ from toolkit.config.commands import ConfigSection, Grid, command_of, group_of, k
 from toolkit.config.files import choices, plain
 from toolkit.config.notes import REQUIRED, Choice, Key, Keys, meaning_of, notes
 from toolkit.config.others import OTHERS
-from toolkit.config.store import compose_unchecked
+from toolkit.config.store import STRUCT, compose_unchecked
 from toolkit.config.values import (
     LISTS,
     LONG,
@@ -36,7 +36,6 @@ MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 
 LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
-STRUCT = re.compile(r"Could not override '([^']*)'")
 GONE = re.compile(r"Could not delete from config\. (?:The value of )?'([^']*)'")
 THERE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
 

@@ -73,6 +73,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         from hydra.core.config_store import ConfigStore
 
         from toolkit.config.check import check, composed
+        from toolkit.config.store import removed_words
 
         check_choices(flags.overrides)
         papers.register(
@@ -82,6 +83,8 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         runs = not (flags.cfg or flags.info or flags.multirun)  # each job of a sweep is judged when it runs
         root = flags.config_name or config_name
         check(composed(root, overrides), root, complete=runs, values=runs)
+        gone = removed_words(root, overrides)
+        tidy = [word for word in tidy if word not in gone]
     _prepared = (config_name, *tidy)
     return tidy
 

@@ -1,7 +1,7 @@
 """Keys of earlier revisions that are gone: accepted at the value that changed nothing, else refused with the reason.
 
-A pattern is a command's name, a slash, and the key from the top, in which * stands for any text: "timing/values",
-"*/head.output". `MIGRATION.md` has a row for each.
+A pattern is a command's name, a slash, and the key from the top; * stands for any text: "timing/values", "*/head.output".
+Keys of a class of somebody else's are left alone. `MIGRATION.md` has a row for each.
 """
 
 from __future__ import annotations
@@ -12,72 +12,68 @@ from typing import Any
 
 from toolkit.errors import InputError
 
-NO_MAPS = "fitted calibrations were no better on other data"
 ANY = object()  # every value changed nothing
-REMOVED: dict[str, tuple[Any, str]] = {
+NO_MAPS, NO_LAYERS = "fitted calibrations were no better on other data", "earlier layers of the draft gained nothing"
+REMOVED: dict[str, tuple[Any, str]] = {  # pattern -> neutral value, reason
     "timing/values": (False, "solving the stopping problem gained 0 to 1.3 % over the rate rule"),
     "timing/max_drafted": (ANY, "it bounded the rounds of values=true"),
     "heads/fit": (None, NO_MAPS),
     "heads/kind": (ANY, NO_MAPS),
     "heads/max_depth": (ANY, NO_MAPS),
-    "*calibrated": (False, NO_MAPS),
+    "*.calibrated": (False, NO_MAPS),
     "*/head.output": ("token", "heads of whole rounds were no faster"),
-    "*/head.layers": ([], "earlier layers of the draft gained nothing"),
-    "*/pair.draft_layers": ([], "earlier layers of the draft gained nothing"),
-    "*/data.draft.layers": ([], "earlier layers of the draft gained nothing"),
-    "*/data.on_missing": ("generate", "cached states are made before the training"),
+    "*/head.layers": ([], NO_LAYERS),
+    "*/pair.draft_layers": ([], NO_LAYERS),
+    "*/data.draft.layers": ([], NO_LAYERS),
+    "*/data.on_missing": ("generate", "cached states are written before the training"),
     "*/loss.gamma": (0, "the focal loss gained nothing"),
-    "*/loss.position_weights": ([1, 1], "no weights but equal ones gained anything"),
+    "*/loss.position_weights": ([1, 1], "unequal weights gained nothing"),
 }
 
 
-def without_removed_words(command: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides of a command without those of removed keys. Raises InputError for one that asks for something."""
-    return [word for word in overrides if "=" not in word or not _is_removed_word(command, word)]
+def is_removed(command: str, key: str, value: Any) -> bool:
+    """Whether a key is gone. Raises InputError if its value asked for something."""
+    for pattern, (neutral, reason) in REMOVED.items():
+        if fnmatchcase(f"{command}/{key}", pattern):
+            if neutral is not ANY and value != neutral:
+                raise InputError(f"{key}={value}: this key was removed ({reason}): delete it")
+            return True
+    return False
 
 
-def _is_removed_word(command: str, word: str) -> bool:
-    key, _, text = word.lstrip("+").partition("=")
-    if not _patterns(command, key):
-        return False
-    import yaml
+def is_named(command: str, word: str) -> bool:
+    """Whether an override is of a key that may be a removed one."""
+    key, sign, _ = word.lstrip("+").partition("=")
+    return bool(sign) and any(fnmatchcase(f"{command}/{key}", pattern) for pattern in REMOVED)
 
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = text
-    return is_removed(command, key, value)
+
+def without(command: str, key: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides without those of a key that is not there: all of them, unless it is a removed one."""
+    return [word for word in overrides if word.partition("=")[0] != key or not is_removed(command, key, _value(word))]
 
 
 def drop_removed(command: str, config: Any) -> None:
     """Delete removed keys from a composed config, where a yaml of an earlier revision sets them. Raises InputError."""
     from omegaconf import OmegaConf, open_dict
 
-    content = OmegaConf.to_container(config, resolve=False)
-    for path, value in list(_paths(content)):
-        if is_removed(command, path, value):
-            parent, _, name = path.rpartition(".")
+    for path, name, value in list(_keys(OmegaConf.to_container(config, resolve=False))):
+        if is_removed(command, f"{path}.{name}".lstrip("."), value):
             with open_dict(config):
-                del (OmegaConf.select(config, parent) if parent else config)[name]
+                del (OmegaConf.select(config, path) if path else config)[name]
 
 
-def is_removed(command: str, key: str, value: Any) -> bool:
-    """Whether a key is gone. Raises InputError if its value asked for something."""
-    for pattern in _patterns(command, key):
-        neutral, reason = REMOVED[pattern]
-        if neutral is not ANY and value != neutral:
-            raise InputError(f"{key}: this key was removed ({reason}): delete it, got {value}")
-        return True
-    return False
+def _value(word: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(word.partition("=")[2])
+    except yaml.YAMLError:
+        return word
 
 
-def _patterns(command: str, key: str) -> list[str]:
-    return [pattern for pattern in REMOVED if fnmatchcase(f"{command}/{key}", pattern)]
-
-
-def _paths(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths of all keys below a plain mapping, with their values."""
-    if isinstance(content, Mapping):
+def _keys(content: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """The path of its mapping, the name and the value of every key, those of other people's classes left out."""
+    if isinstance(content, Mapping) and str(content.get("_target_", "toolkit.")).startswith("toolkit."):
         for name, value in content.items():
-            yield f"{prefix}{name}", value
-            yield from _paths(value, f"{prefix}{name}.")
+            yield path, str(name), value
+            yield from _keys(value, f"{path}.{name}".lstrip("."))

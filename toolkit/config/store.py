@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
@@ -10,12 +11,13 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from toolkit.config import files, papers
+from toolkit.config import files, papers, removed
 from toolkit.config.commands import COMMANDS, defaults_of
 
 if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
 
+STRUCT = re.compile(r"Could not override '([^']*)'")
 MOST = 256  # configs and methods that are kept; composing one takes tens of milliseconds
 _COMPOSED: dict[tuple[object, ...], Any] = {}
 _LOCK = RLock()  # of what is composed and kept: methods are built from configs
@@ -57,12 +59,22 @@ def cached(results: dict[tuple[object, ...], Any], arguments: tuple[object, ...]
         return results[key]
 
 
-def _composed(config_name: str, overrides: Sequence[str]) -> Any:
+def removed_words(config_name: str, overrides: Sequence[str]) -> set[str]:
+    """Those of the overrides whose key is gone and whose value changed nothing (`toolkit.config.removed`)."""
+    with _LOCK:
+        left_out = set[str]()
+        if any(removed.is_named(config_name, word) for word in overrides):
+            _composed(config_name, overrides, left_out)
+        return left_out
+
+
+def _composed(config_name: str, overrides: Sequence[str], left_out: set[str] | None = None) -> Any:
     """What `hydra.compose` returns, by a loader of its own: `GlobalHydra` and `ConfigStore` are the application's."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import ConfigRepository
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
     from hydra.core.plugins import Plugins
+    from hydra.errors import ConfigCompositionException
     from hydra.plugins.search_path_plugin import SearchPathPlugin
     from hydra.types import RunMode
     from omegaconf import open_dict
@@ -84,9 +96,21 @@ def _composed(config_name: str, overrides: Sequence[str]) -> Any:
     path.append("schema", "structured://")
     loader = ConfigLoaderImpl(path)
     loader.repository = Sources(path)
-    config = loader.load_configuration(config_name, [*overrides], RunMode.RUN, from_shell=False)
+    words = [*overrides]
+    while True:
+        try:
+            config = loader.load_configuration(config_name, words, RunMode.RUN, from_shell=False)
+            break
+        except ConfigCompositionException as error:
+            match, before = STRUCT.search(str(error)), words
+            words = removed.without(config_name, match[1], words) if match else words
+            if words == before:
+                raise
+    if left_out is not None:
+        left_out.update({*overrides} - {*words})
     with open_dict(config):
         del config["hydra"]
+    removed.drop_removed(config_name, config)
     return config
 
 

@@ -343,6 +343,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
     from omegaconf import DictConfig
 
     from toolkit.config.check import check
+    from toolkit.config.removed import drop_removed
     from toolkit.config.store import register
 
     @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
@@ -351,7 +352,9 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         sources = job.runtime.config_sources  # a launcher's process has not read the command line
         configs.use_folders(*(source.path for source in sources if source.provider == "command-line"))
         try:
-            check(cfg, job.job.config_name or config_name)
+            root = job.job.config_name or config_name
+            drop_removed(root, cfg)
+            check(cfg, root)
             result = run(cfg)
         except (InputError, OSError) as error:
             if (line := one_line(error)) is None:
