@@ -27,12 +27,12 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.figures.plots import speedups
-from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences
+from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences, speed
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import next_line, write_exports
 from analysis.loads.observed import advise_from_counts
 from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Bootstrap, spread_name
 from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
@@ -106,7 +106,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
         "draft": ordered.draft,
         "method": [f"{row.method} {row.setting}".strip() for row in ordered.itertuples()],
         "tokens/s": ordered.tokens_per_second.map("{:.4g}".format),
-        "times plain": [f"{r.speedup:.2f} [{r.speedup_low:.2f}, {r.speedup_high:.2f}]" for r in ordered.itertuples()],
+        "times plain": [speed(row) for row in ordered.itertuples()],
         "drafted": ordered.drafted_per_round.map("{:.2f}".format),
         "note": [
             "advised" if row.advised else "slower than plain" if row.loses else "" for row in ordered.itertuples()
@@ -194,7 +194,8 @@ def _publish(
     text = [f"# Advice ({cost_note})", *(f"- {line}" for line in lines), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
     title = (
-        f"batch size {', '.join(map(str, table.batch.unique()))}; {cost_note}; settings of dev prompts, numbers of test"
+        f"batch size {', '.join(map(str, table.batch.unique()))}; {cost_note}; settings of dev prompts, numbers of test "
+        f"({spread_name(table.requests.min(), cfg.confidence)})"
     )
     show(readable(table), title, folder / "advice.md", ("batch", "method", "times plain", "note", "tokens/s"))
     print("\n" + "\n".join(lines))

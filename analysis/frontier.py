@@ -19,8 +19,9 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("frontier")
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.tables.bootstrap import Bootstrap
+from analysis.loads.exports import decode_command
+from analysis.tables.bootstrap import ENOUGH, Bootstrap, spread_name
 from analysis.tables.files import DEFINITIONS, definitions_text, markdown, read_table, save_table, show
-from analysis.tables.grid import PLAIN
-from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
+from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded, default_bound
+from analysis.tables.rows import FACTS, SETTING, apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
 from analysis.tables.standing import (
     SHARES,
@@ -44,10 +46,10 @@ from analysis.tables.standing import (
     notes,
     over_costs,
 )  # fmt: skip
-from toolkit.config import commands, plain
+from toolkit.config import commands, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
-from toolkit.runs.stage import MANIFEST, command, open_stage
+from toolkit.runs.stage import MANIFEST, command, config_as_written, open_stage, read_manifest
 from toolkit.runs.tracking import log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 TABLES = ("frontier", "settings", "costs")
@@ -73,7 +75,8 @@ def run(cfg: commands.Frontier) -> Path:
     by_cost = costs_table(read_table(stage.folder, "costs"), plain(cfg.table_costs))
     save_table(by_cost, stage.folder, "costs_table")
     write_text(stage.folder / "frontier.md", as_markdown(frontier, by_cost, figures))
-    parts = ["# Standing", "Tokens per target-forward time; in brackets intervals over prompts."]
+    about = f"Tokens per target-forward time; in brackets intervals over prompts, or the range of fewer than {ENOUGH}."
+    parts = ["# Standing", about]
     for ratio, table in read_table(stage.folder, "standing").groupby("cost_ratio"):
         parts += [f"## c = {ratio:g}", markdown(side_by_side(table))]
     write_text(stage.folder / "standing.md", "\n\n".join(parts) + "\n")
@@ -82,13 +85,44 @@ def run(cfg: commands.Frontier) -> Path:
         manifest = test_folders[0] / MANIFEST
         config = read_json(manifest)["config"] if manifest.exists() else {}
         made_with = {name: config.get(name) for name in ("pair", "sampling")}  # alike in all sweeps
-        stage.finish(datasets=sorted(set(frontier.dataset)), **made_with)
+        stage.finish(
+            datasets=sorted(set(frontier.dataset)), next=next_command(frontier, test, test_folders), **made_with
+        )
     for _, table in frontier.groupby("dataset", sort=False):
         printed = readable(table)
         first = [*printed.columns[:4], "note", "way to the upper bound"]
         show(printed, _headline(table), stage.folder / "frontier.md", first)
     print(f"\n{definitions_text()}\n\nat other cost ratios: {stage.folder / 'standing.md'}")
+    if line := stage.manifest.get("next"):
+        print(f"next: {line}")
     return stage.folder
+
+
+def next_command(frontier: pd.DataFrame, test: pd.DataFrame, folders: Sequence[Path]) -> str | None:
+    """What decodes with the best method of the table, its head and its setting on the first data set.
+
+    The best method has the highest mean throughput over data sets. None if no sweep's manifest is there.
+    """
+    own = frontier[~frontier.method.isin(YARDSTICKS)]
+    method = own.pivot(index="method", columns="dataset", values="throughput").mean(1, skipna=False).idxmax()
+    best = own[own.method == method].iloc[0]
+    rows = test[(test.dataset == best.dataset) & (test.method == method) & (test.setting == best.setting)].iloc[0]
+    folder = next(folder for folder in folders if (read_table(folder, "rows").dataset == best.dataset).any())
+    if not (folder / MANIFEST).exists():
+        return None
+    config = config_as_written(read_manifest(folder))
+    values = rows.drop([*SETTING, *FACTS], errors="ignore").dropna()
+    setting = Setting(str(method).partition(" ")[0], {name: _as_key(value) for name, value in values.items()})
+    if config["max_drafted"] != default_bound():
+        setting = bounded(setting, config["max_drafted"])
+    return decode_command(config, [override(key, value) for key, value in setting.decode_keys().items()])
+
+
+def _as_key(value: Any) -> Any:
+    """A parameter as its key takes it: tables hold whole numbers as floats, and lists as texts."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return json.loads(value) if isinstance(value, str) and value.startswith("[") else value
 
 
 def read_sides(cfg: commands.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
@@ -215,7 +249,8 @@ def _folders(value: Any) -> list[Path]:
 
 def _headline(table: pd.DataFrame) -> str:
     first = table.iloc[0]
-    return f"{first.dataset}: {first.prompts} test prompts, c = {first.cost_ratio:g}, {first.confidence:.0%} intervals"
+    spread = spread_name(first.prompts, first.confidence)
+    return f"{first.dataset}: {first.prompts} test prompts, c = {first.cost_ratio:g}, {spread}"
 
 
 def _log(folder: Path, figures: dict[str, list[Path]], cfg: commands.Frontier) -> None:

@@ -35,7 +35,7 @@ from analysis.replay.head_scores import head_scores
 from analysis.replay.policies import sweep_levels
 from analysis.replay.recorded_heads import threshold_policy
 from analysis.replay.tally import Replayed
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Bootstrap, spread_name
 from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from analysis.tables.standing import interval_text
@@ -98,7 +98,7 @@ def run(cfg: commands.Heads) -> Path:
     table = read_table(stage.folder, "heads")
     title = (
         f"{table.texts.iloc[0]} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} "
-        f"tokens a round (pre-read heads: {PREREAD_SHORTEST}), {cfg.confidence:.0%} intervals"
+        f"tokens a round (pre-read heads: {PREREAD_SHORTEST}), {spread_name(table.texts.iloc[0], cfg.confidence)}"
     )
     figure = plots.pareto(read_table(stage.folder, "thresholds"), stage.folder / "pareto.png", "heads, replayed")
     results = readable(table)

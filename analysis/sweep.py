@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from analysis.figures import plots
 from analysis.figures.plots import few_settings
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import ENOUGH, Bootstrap
 from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
 from analysis.tables.replayed_settings import Recording
@@ -332,7 +332,8 @@ def _with_agreement(folder: Path, cfg: commands.Sweep) -> Path:
         table = agreement_of(folder, [Path(sweep) for sweep in plain(cfg.replayed)], cfg.cost_ratio)
         save_table(table, folder, "agreement")
         outside = int(((table.low > 0) | (table.high < 0)).sum())
-        title = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} intervals leave out 0"
+        ends = "intervals" if table.prompts.min() >= ENOUGH else "ranges"
+        title = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} {ends} leave out 0"
         show(table, title, folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
     return folder
 

@@ -7,7 +7,7 @@
 The tables are printed and written to outputs/benchmarks.md. One unit of work is one group of prompts (one batch)
 decoded by one contender. Contenders take turns on every group, in an order that rotates, so that other load of the machine
 affects all of them alike. A warm-up comes first. Texts differ, so speeds are new tokens over seconds. Intervals are
-over groups, all contenders by the same draws (`analysis.tables.bootstrap`).
+over groups, all contenders by the same draws, and of fewer than 16 groups ranges (`analysis.tables.bootstrap`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Bootstrap, brackets
 from benchmarks.contenders import Contender, ForwardMeter, constant, engine, theirs
 from benchmarks.evidence import made_by
 from data_gen.held_out import load_frozen
@@ -91,7 +91,7 @@ TABLES = {
 }  # fmt: skip
 NOTES = """Every contender samples at T = 1 from the same prompts (test prompts of `math` and `code`, alternating) to the same
 length limit. transformers' assisted generation takes one prompt at a time. *Outside forwards*: share of the time that is not
-spent inside the models' forwards. In brackets: 95 % intervals."""
+spent inside the models' forwards. In brackets: 95 % intervals, or [a to b], the range, of fewer than 16 groups."""
 
 
 def measure(
@@ -139,12 +139,12 @@ def summary(lines: pd.DataFrame, batch_size: int) -> list[str]:
         return speeds(totals) / speeds(totals)[..., [tokens.columns.get_loc(REFERENCE)]]
 
     figures = [(speeds, 1), *([(over_reference, 2)] if REFERENCE in tokens else [])]
-    numbers = [(np.stack(BOOTSTRAP.interval(values, figure), -1), digits) for figure, digits in figures]
+    numbers = [(np.stack(BOOTSTRAP.spread(values, figure), -1), digits) for figure, digits in figures]
     rows = []
     for name in lines.contender.unique():
         own = lines[lines.contender == name]
         at = tokens.columns.get_loc(name)
-        entries = [*(_with_interval(*lines_of[at], digits) for lines_of, digits in numbers), ""][:2]
+        entries = [*(_with_interval(*lines_of[at], digits, len(tokens)) for lines_of, digits in numbers), ""][:2]
         rows.append(
             f"| {name} | {batch_size} | {' | '.join(entries)} | {own.tokens.sum() / own.target_forwards.sum():.2f} "
             f"| {own.draft_forwards.sum() / own.tokens.sum():.2f} "
@@ -153,8 +153,9 @@ def summary(lines: pd.DataFrame, batch_size: int) -> list[str]:
     return rows
 
 
-def _with_interval(value: float, low: float, high: float, digits: int) -> str:
-    return f"{value:.{digits}f}" + ("" if np.isnan(low) else f" [{low:.{digits}f}, {high:.{digits}f}]")
+def _with_interval(value: float, low: float, high: float, digits: int, number: int) -> str:
+    ends = "" if np.isnan(low) else " " + brackets(f"{low:.{digits}f}", f"{high:.{digits}f}", number)
+    return f"{value:.{digits}f}{ends}"
 
 
 def beside_transformers(table: Table) -> str:

@@ -22,6 +22,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("distill")
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,7 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
 
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import commands, instantiate, override, plain
 from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import begin, blank_of, card_of, draft_of, export, most_costly, shape_of
 from toolkit.distillation.losses import Loss
@@ -93,8 +94,8 @@ def _run(cfg: commands.Distill) -> Path:
         values = f"val/{name} {scores[f'start/{name}']:.4f} before, {scores[f'val/{name}']:.4f} after"
         print(f"distill: {values} {scores['tokens']:,} tokens, at {scores['positions']} tokens of validation texts")
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "distill": stage.folder})
-    pair = f"pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}"
-    print(f"next: python -m toolkit.decode method=speculative {pair}")
+    words = [override("pair.target", cfg.pair.target), override("pair.draft", stage.folder / DRAFT)]
+    print(f"next: python -m toolkit.decode method=speculative {shlex.join(words)}")
     return stage.folder
 
 

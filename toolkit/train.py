@@ -30,7 +30,7 @@ from toolkit.config import commands, escaped, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.runs.pipeline import expand_stages, fill_folders, plan_stages, run_stages
-from toolkit.runs.stage import Stage, command, open_stage, provenance
+from toolkit.runs.stage import Stage, command, open_stage, provenance, read_manifest
 from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts, tagged
 from toolkit.training.baselines import comparison, complaint, yardsticks
 from toolkit.training.checkpoints import (
@@ -96,12 +96,19 @@ def _run(cfg: commands.Train) -> Path:
     scores = read_json(stage.folder / SCORES)
     print_scores(scores, training.suffixes)
     print_comparison(comparison(scores, training.outputs), complaint(scores, training.outputs))
-    run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
-    kind: type[SavedHead] = get_class(cfg.head._target_)
-    named = {"head": stage.folder / HEAD, "pair.target": cfg.pair.target, "pair.draft": cfg.pair.draft}
-    words = [override(key, value) for key, value in named.items()]
-    print(f"next: python -m toolkit.decode method={kind.method} {shlex.join(words)}")
+    done = run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
+    after = [done[name] for name in done if name not in (*folders, "train")]
+    lines = [line for folder in after if (line := read_manifest(folder).get("next"))]  # of the best method of a table
+    print(f"next: {lines[-1] if lines else decode_command(cfg, stage.folder / HEAD)}")
     return stage.folder
+
+
+def decode_command(cfg: commands.TrainsHeads, folder: Path) -> str:
+    """What decodes with a trained head."""
+    kind: type[SavedHead] = get_class(cfg.head._target_)
+    named = {"head": folder, "pair.target": cfg.pair.target, "pair.draft": cfg.pair.draft}
+    words = [override(key, value) for key, value in named.items()]
+    return f"python -m toolkit.decode method={kind.method} {shlex.join(words)}"
 
 
 def dry_run(cfg: commands.Train) -> Path:

@@ -28,13 +28,14 @@ from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate
 from toolkit.errors import InputError
+from toolkit.files.atomic import read_json
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import command, open_stage
-from toolkit.train import about_head, build_module, check_parts, data_folder_of
+from toolkit.train import about_head, build_module, check_parts, data_folder_of, decode_command
 from toolkit.training.baselines import yardsticks
 from toolkit.training.console import print_table
 from toolkit.training.examples import ExampleData
-from toolkit.training.export import export
+from toolkit.training.export import HEAD, SCORES, export
 from toolkit.training.module import HeadTraining, check_metric
 from toolkit.training.sweep_table import write_table
 from toolkit.training.together import Member, train_together
@@ -61,7 +62,8 @@ def run(cfg: commands.TrainHeads) -> Path:
         stage.finish(heads=[row["head"] for row in rows])
     path = stage.folder / "table.csv"
     print_table("heads", list(csv.DictReader(lines_of(path.read_text()))), path)
-    print(f"next: python -m analysis.heads traces=FOLDER heads=[{stage.folder}/depth-...,...]")
+    scores = {name: read_json(stage.folder / name / SCORES)[cfg.optimized_metric] for name in stage.manifest["heads"]}
+    print(f"next: {decode_command(cfg, stage.folder / min(scores, key=scores.__getitem__) / HEAD)}")
     return stage.folder
 
 

@@ -125,7 +125,7 @@ def costs(
         _titled(axes, title, x, "tokens per target-forward time", width)
         legend(axes, [short(name) for name in (*chosen, *YARDSTICKS, PLAIN)], loc="upper right")
         rest = len(set(curves.method) - set(coloured))
-        words = ["settings chosen again at every c", *(["bands: intervals over prompts"] if banded else [])]
+        words = ["settings chosen again at every c", *(["bands: spread over prompts"] if banded else [])]
         note(axes, "; ".join([*words, *([f"grey: {rest} others"] if rest else [])]))
     return path
 
@@ -267,7 +267,7 @@ def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, widt
         )
         _whole_ticks(axes, int(frequent.position.max()) if len(frequent) else 1)
         axes.legend(loc="lower left", ncols=1 if width == "column" else 2)
-        note(axes, "given that all before it were accepted; bands: intervals")
+        note(axes, "given that all before it were accepted; bands: spread over prompts")
     return path
 
 
@@ -389,7 +389,7 @@ def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page")
         advised = table[table.advised]
         axes.scatter(advised.batch, advised.speedup, s=110, facecolors="none", edgecolors=INK, linewidth=1.2, zorder=5)
         axes.set_ylabel(TIMES_PLAIN)
-        note(axes, "circles: advised; bands: intervals over prompts; line at 1: plain decoding")
+        note(axes, "circles: advised; bands: spread over prompts; line at 1: plain decoding")
     return path
 
 

@@ -7,8 +7,9 @@ above 1 there; otherwise not to draft. All reported figures come from the test p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from tqdm.auto import tqdm
 
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load, ServedRequests
-from analysis.tables.bootstrap import Array, Bootstrap
+from analysis.tables.bootstrap import Array, Bootstrap, brackets
 from analysis.tables.grid import PLAIN, Setting
 
 FIXED, LOOKUP = "speculative", "prompt_lookup"
@@ -43,7 +44,7 @@ def choose(
 
     greedy           whether the draft proposes its top tokens while the target samples
     dev_times_plain, dev_speedup_low  tokens per second over autoregressive decoding's on dev, and where its interval begins
-    loses            whether the speed-up's interval lies below 1
+    requests         of test; loses: whether the speed-up's interval (of few requests: their range) lies below 1
     """
     tables: list[pd.DataFrame] = []
     for batch in tqdm(batch_sizes, desc="simulating", unit="batch size"):
@@ -64,20 +65,23 @@ def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[
         if key not in best or served.tokens_per_second > best[key][1].tokens_per_second:
             best[key] = (setting, served)
     on_test = {key: candidate.recorded.serve(setting, load, candidate.test) for key, (setting, _) in best.items()}
-    on_dev = _speedups({key: served for key, (_, served) in best.items()}, bootstrap)
+    on_dev = _speedups({key: served for key, (_, served) in best.items()}, bootstrap.interval)
     plain = best[PLAIN, False][1].tokens_per_second
     return [
         {
             "draft": candidate.draft, "method": key[0], "greedy": key[1], "setting": best[key][0].label,
             "parameters": json.dumps(dict(best[key][0].parameters)),
             "dev_times_plain": best[key][1].tokens_per_second / plain, "dev_speedup_low": on_dev[key]["speedup_low"],
-            **figure, **on_test[key].figures(), "loses": figure["speedup_high"] < 1,
+            **figure, **on_test[key].figures(), "requests": len(candidate.test), "loses": figure["speedup_high"] < 1,
         }
-        for key, figure in _speedups(on_test, bootstrap).items()
+        for key, figure in _speedups(on_test, bootstrap.spread).items()
     ]  # fmt: skip
 
 
-def _speedups(served: Mapping[Key, ServedRequests], bootstrap: Bootstrap) -> dict[Key, dict[str, float]]:
+def _speedups(
+    served: Mapping[Key, ServedRequests], ends_of: Callable[..., Sequence[Array]]
+) -> dict[Key, dict[str, float]]:
+    """Speed-ups over autoregressive decoding and their ends, by `Bootstrap.interval` or `spread`."""
     values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in served.values()], axis=1)
     plain = list(served).index((PLAIN, False))
 
@@ -85,7 +89,7 @@ def _speedups(served: Mapping[Key, ServedRequests], bootstrap: Bootstrap) -> dic
         speeds = totals[..., 0::2] / totals[..., 1::2]
         return speeds / speeds[..., [plain]]
 
-    numbers = np.stack(bootstrap.interval(values, speedups), -1).tolist()
+    numbers = np.stack(ends_of(values, speedups), -1).tolist()
     names = ("speedup", "speedup_low", "speedup_high")
     return {key: dict(zip(names, line, strict=True)) for key, line in zip(served, numbers, strict=True)}
 
@@ -105,15 +109,15 @@ def sentences(table: pd.DataFrame) -> list[str]:
             best = best if len(best) else part[part.method != PLAIN]
             best = best.loc[best.dev_times_plain.idxmax()]
             lines.append(
-                f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {_speed(best)} of autoregressive "
+                f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {speed(best)} of autoregressive "
                 "decoding"
             )
             continue
-        text = f"batch {batch}: {_name(answer)}: {_speed(answer)} times autoregressive decoding"
+        text = f"batch {batch}: {_name(answer)}: {speed(answer)} times autoregressive decoding"
         fixed = part[(part.method == FIXED) & ~part.greedy]
         if len(fixed) and answer.method != FIXED:
             best = fixed.loc[fixed.dev_times_plain.idxmax()]
-            text += f"; the best fixed length ({_name(best)}): {_speed(best)}"
+            text += f"; the best fixed length ({_name(best)}): {speed(best)}"
         lines.append(text)
     return lines
 
@@ -134,5 +138,6 @@ def _name(line: pd.Series) -> str:
     return f"{line.draft}, {' '.join(words)}"
 
 
-def _speed(line: pd.Series) -> str:
-    return f"{line.speedup:.2f} [{line.speedup_low:.2f}, {line.speedup_high:.2f}]"
+def speed(line: Any) -> str:
+    """A line's speed-up with its interval, or the range of few requests."""
+    return f"{line.speedup:.2f} " + brackets(f"{line.speedup_low:.2f}", f"{line.speedup_high:.2f}", line.requests)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import choices, commands, compose, override, plain
+from toolkit.config import choices, commands, compose, find, override, plain
 from toolkit.files.atomic import write_text
 from toolkit.models.eagle3 import is_eagle3
 
@@ -92,35 +92,50 @@ def write_exports(
 
 def next_line(cfg: commands.Advise, overrides: Sequence[str], draft: str | None, batch: int) -> str:
     """The command that decodes as advised for a batch size: with the pair, the sampling and the prompts of `cfg`."""
-    usual = plain(compose("decode"))
-    groups = {"pair": {**plain(cfg.pair), "draft": draft}, "sampling": plain(cfg.sampling)}
-    words = [
-        override(f"{group}.{name}", value)
-        for group, values in groups.items()
-        for name, value in values.items()
-        if name in usual[group] and value != usual[group][name]
-    ]
-    words += _prompts(plain(cfg.prompts))
-    return f"next: python -m toolkit.decode {shlex.join([*overrides, *words, override('batch_size', batch)])}"
+    parts = {
+        "pair": {**plain(cfg.pair), "draft": draft},
+        "sampling": plain(cfg.sampling),
+        "prompts": plain(cfg.prompts),
+    }
+    return f"next: {decode_command(parts, overrides)} {override('batch_size', batch)}"
 
 
-def _prompts(prompts: Mapping[str, Any]) -> list[str]:
-    """The prompts as overrides: a file, or the choice of `conf/prompts` with the fewest differences, and these."""
+def decode_command(parts: Mapping[str, Mapping[str, Any]], overrides: Sequence[str]) -> str:
+    """`python -m toolkit.decode` with these overrides. parts: the plain pair, sampling and prompts of a config."""
+    usual, prompts = plain(compose("decode")), parts["prompts"]
+    words, pair = list(overrides), parts["pair"]
+    if pair["_target_"] != usual["pair"]["_target_"]:
+        named = [name for name in choices("pair") if pair["_target_"] in find("pair", name).read_text("utf-8")]
+        words += _chosen("pair", pair, named) or ["pair.target=PATH", "pair.draft=PATH"]
+    else:
+        words += _differing("pair", pair, usual["pair"])
+    words += _differing("sampling", parts["sampling"], usual["sampling"])
     if prompts.get("path") is not None and "shares" not in prompts:  # a file that is read instead of the source
-        return [override(f"prompts.{name}", prompts[name]) for name in ("path", "limit") if prompts.get(name)]
+        words += [override(f"prompts.{name}", prompts[name]) for name in ("path", "limit") if prompts.get(name)]
+    else:
+        words += _chosen("prompts", prompts, choices("prompts")) or ["prompts.path=FILE.jsonl"]
+    return f"python -m toolkit.decode {shlex.join(words)}"
+
+
+def _differing(group: str, values: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """Overrides for the values of keys of a choice that differ from its own."""
+    return [
+        ("++" if isinstance(value, dict) else "") + override(f"{group}.{name}", value)
+        for name, value in values.items()
+        if name in usual and value != usual[name]
+    ]
+
+
+def _chosen(group: str, values: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The choice of a config group with the fewest differences, and these; empty if none gives these values."""
     described: list[list[str]] = []
-    for name in choices("prompts"):
-        usual = _composed([f"prompts={name}"])
-        if usual.keys() == prompts.keys():
-            differing = {f"prompts.{key}": value for key, value in prompts.items() if value != usual[key]}
-            words = [
-                ("++" if isinstance(value, dict) else "") + override(key, value) for key, value in differing.items()
-            ]
-            described.append([f"prompts={name}", *words])
-    same = (words for words in sorted(described, key=len) if _composed(words) == prompts)
-    return next(same, ["prompts.path=FILE.jsonl"])
+    for name in names:
+        usual = _composed(group, [f"{group}={name}"])
+        if usual.keys() == values.keys():
+            described.append([f"{group}={name}", *_differing(group, values, usual)])
+    return next((words for words in sorted(described, key=len) if _composed(group, words) == values), [])
 
 
-def _composed(words: Sequence[str]) -> dict[str, Any]:
-    prompts: dict[str, Any] = plain(compose("decode", words, checked=False).prompts)
-    return prompts
+def _composed(group: str, words: Sequence[str]) -> dict[str, Any]:
+    part: dict[str, Any] = plain(compose("decode", words, checked=False)[group])
+    return part

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.tables.bootstrap import Array, Bootstrap
+from analysis.tables.bootstrap import ENOUGH, Array, Bootstrap, brackets, spread_name
 from analysis.tables.files import markdown, read_table, save_table, show, with_interval
 from analysis.tables.rows import at_least
 from toolkit.config import commands
@@ -35,13 +35,16 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
     histograms, skipped = read_histograms(path)
     stage = open_stage("observed", cfg, inputs=[path])
     if not stage.finished:
-        bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+        bootstrap, spread = (
+            Bootstrap(cfg.resamples, cfg.confidence, cfg.seed),
+            spread_name(len(histograms), cfg.confidence),
+        )
         lengths, positions = by_length(histograms, cfg.cost_ratio, bootstrap), by_position(histograms, bootstrap)
         save_table(lengths, stage.folder, "lengths")
         save_table(positions, stage.folder, "positions")
         left = f" {skipped} lines were left out: no counts, or rounds of changing length." if skipped else ""
         parts = ["# Observed acceptance", sentence(lengths)]
-        parts += [f"{len(histograms)} requests, c = {cfg.cost_ratio:g}; intervals over requests.{left}"]
+        parts += [f"{len(histograms)} requests, c = {cfg.cost_ratio:g}; {spread} over requests.{left}"]
         parts += [markdown(readable(lengths)), "Accepted, given that all tokens before it were:", markdown(positions)]
         write_text(stage.folder / "observed.md", "\n\n".join(parts) + "\n")
         stage.finish(num_requests=len(histograms), num_skipped=skipped)
@@ -84,8 +87,8 @@ def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.
         reached = at_least(rounds)
         return (reached / reached[..., :1]).cumsum(-1)
 
-    ends = bootstrap.interval(histograms, tokens_per_round)
-    table = pd.DataFrame({"num_drafted": np.arange(histograms.shape[1])})
+    ends = bootstrap.spread(histograms, tokens_per_round)
+    table = pd.DataFrame({"num_drafted": np.arange(histograms.shape[1]), "requests": len(histograms)})
     for name, cost in (("tokens_per_round", 1.0), ("throughput", 1 + cost_ratio * table.num_drafted)):
         for end, numbers in zip(("", "_low", "_high"), ends, strict=True):
             table[f"{name}{end}"] = numbers / cost
@@ -103,26 +106,28 @@ def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
 
 
 def sentence(lengths: pd.DataFrame) -> str:
-    """The answer in one sentence: the best of the draft lengths whose speed-up has an interval above 1."""
+    """The answer in one sentence: the best of the draft lengths whose speed-up has an interval (or range) above 1."""
     faster, served = lengths[lengths.throughput_low > 1], lengths.iloc[-1]
     if faster.empty:
-        return "Do not draft: no draft length is faster than autoregressive decoding beyond its interval."
+        beyond = "beyond its interval" if served.requests >= ENOUGH else "in every request"
+        return f"Do not draft: no draft length is faster than autoregressive decoding {beyond}."
     best = faster.loc[faster.throughput.idxmax()]
     wider = (
         " (the longest that was served: serve a longer one to see further)"
         if best.num_drafted == served.num_drafted
         else ""
     )
+    ends = brackets(f"{best.throughput_low:.2f}", f"{best.throughput_high:.2f}", int(best.requests))
     return (
-        f"Draft {best.num_drafted:.0f} tokens{wider}: {best.throughput:.2f} times autoregressive decoding "
-        f"[{best.throughput_low:.2f}, {best.throughput_high:.2f}]; served {served.num_drafted:.0f}: {served.throughput:.2f}."
+        f"Draft {best.num_drafted:.0f} tokens{wider}: {best.throughput:.2f} times autoregressive decoding {ends}; "
+        f"served {served.num_drafted:.0f}: {served.throughput:.2f}."
     )
 
 
 def readable(lengths: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame({"draft length": lengths.num_drafted})
     for name in ("tokens_per_round", "throughput"):
-        ends = lengths[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
+        ends = lengths[[name, f"{name}_low", f"{name}_high", "requests"]].itertuples(index=False)
         table[name.replace("_", " ")] = [with_interval(*numbers) for numbers in ends]
     return table
 

@@ -95,12 +95,11 @@ class RecordedPair:
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
         """The setting as keys of `toolkit.decode` and their values, for a batch size: parameters, head, cost table."""
-        keys = {f"method.{name}": value for name, value in setting.parameters.items() if name != "head"}
-        if setting.max_drafted is not None:
-            keys["method.max_drafted"] = setting.max_drafted
+        keys = setting.decode_keys()
         keys |= {f"method.policy.{name}": value for name, value in self._weighed(setting, batch).items()}
-        head = setting.head or (self.bench.pair.head if reads_head(setting) else None)
-        return {"method": setting.method} | {k: v for k, v in (keys | {"head": head}).items() if v is not None}
+        if "head" not in keys and reads_head(setting) and self.bench.pair.head is not None:
+            keys["head"] = self.bench.pair.head
+        return keys
 
     def _weighed(self, setting: Setting, batch: int) -> dict[str, Any]:
         """What a policy that weighs costs takes and does not name itself: cost table and batch size."""

@@ -11,13 +11,17 @@ import pandas as pd
 
 from analysis.figures.method_styles import MARKERS, METHODS, Look, look
 from analysis.papers.table import Cell, PaperTable, Runs, check_keys, expanded, first_column, merged
+from analysis.tables.bootstrap import ENOUGH
 from analysis.tables.files import markdown
 from analysis.tables.selection import undominated
 from toolkit.errors import unknown_name
 from toolkit.runs.figure_style import PALETTE, figure
 from toolkit.runs.stage import read_manifest
 
-READING = "Each cell: the figure here, with its interval in square brackets where there is one; in round brackets the paper's."
+READING = (
+    "Each cell: the figure here, in square brackets its interval, or [a to b], the range, of fewer than "
+    f"{ENOUGH} prompts or groups; in round brackets the paper's."
+)
 FEW = 4  # gains in a sentence
 TOY, TOY_TARGET = "the toy pair", "toy/"  # how `models` names it
 FACTS = ("num_prompts", "num_texts", "prompts", "group_size", "positions", "dev_share", "sampling", "cost_ratio")

@@ -40,7 +40,9 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.tables.bootstrap import ENOUGH, brackets
 from analysis.tables.files import read_table
+from analysis.tables.method_table import measured_figures
 from toolkit.errors import InputError, unknown_name
 from toolkit.runs.pipeline import NAME
 from toolkit.runs.stage import read_manifest
@@ -63,6 +65,7 @@ class Cell:
     form: str = "{:.2f}"
     note: str = ""
     why: str = "not run"
+    number: int = ENOUGH  # prompts or groups: the ends of few are a range
 
     def text(self) -> str:
         if self.value is None or isinstance(self.value, str):
@@ -70,7 +73,7 @@ class Cell:
         number, note = self.form.format(self.value), f", {self.note}" if self.note else ""
         if self.low is None or self.high is None or pd.isna(self.low) or pd.isna(self.high):
             return number + note
-        return f"{number} [{self.form.format(self.low)}, {self.form.format(self.high)}]{note}"
+        return f"{number} {brackets(self.form.format(self.low), self.form.format(self.high), self.number)}{note}"
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,9 @@ class Runs:
             return Cell(value, form=form)
         ends = (name, f"{name}_low", f"{name}_high")
         value, low, high = ((float(line[end]) - less) * scale if end in line else None for end in ends)
-        return Cell(value, low, high, form, str(line[source["note"]]) if source.get("note") else "")
+        number = int(line.get("groups" if name in measured_figures(0) else "prompts", ENOUGH))
+        note = str(line[source["note"]]) if source.get("note") else ""
+        return Cell(value, low, high, form, note, number=number)
 
 
 def cells_of(table: PaperTable, runs: Runs) -> dict[tuple[str, str], Cell]:

@@ -191,7 +191,7 @@ def _of_frontier(table: pd.DataFrame) -> str:
         bound = next((n for n in ("upper_bound_share", "share") if n in lines and pd.notna(best[n])), None)
         if bound is not None:
             result += f" ({best[bound]:.0%} of the way to the {'upper bound' if bound != 'share' else 'oracle'})"
-        parts.append(result + (", within its interval of none" if best.gain_low <= 0 <= best.gain_high else ""))
+        parts.append(result + (", which may be none" if best.gain_low <= 0 <= best.gain_high else ""))
     if not parts:
         return ""
     over = f"over the best {label(first.baseline)} at c = {first.cost_ratio:g}"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.tables.bootstrap import ENOUGH, brackets
 from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import write_atomic
@@ -31,7 +32,8 @@ DEFINITIONS = {
     "discard rate": "discarded tokens / N; every round discards drafted + 1 - produced tokens",
     "verification rate": "target calls / N",
     "setting": "per method the one of highest throughput on the dev prompts; every number is of the test prompts",
-    "interval": "Student's t over prompts, standard error by bootstrap; ratios are paired (the same resampled prompts)",
+    "interval": "Student's t over prompts, standard error by bootstrap; ratios are paired (the same resampled prompts). "
+    f"[a to b] is a range: of fewer than {ENOUGH} prompts or groups the least and the largest figure of a single one",
     "way to the oracle": "(throughput - best fixed K's) / (oracle's - best fixed K's)",
     "oracle": "a policy that never drafts a token that will be rejected; expected counts over the acceptance draws, "
     "given the target's own responses. Where drafting does not pay (c >= 1), it decodes autoregressively",
@@ -99,14 +101,17 @@ def markdown(frame: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (names, rules, *rows))
 
 
-def with_interval(value: float, low: float, high: float) -> str:
-    """ "0.823 [0.790, 0.853]", with the digits that the width makes worth reading; "" without a value."""
+def with_interval(value: float, low: float, high: float, number: int = ENOUGH) -> str:
+    """ "0.823 [0.790, 0.853]", with the digits that the width makes worth reading; "" without a value.
+
+    number  of prompts or groups: "0.823 [0.790 to 0.853]" is the range of few
+    """
     if np.isnan(value):
         return ""
     if np.isnan(low) or np.isnan(high):
         return f"{value:.3g}"
     decimals = 4 if high <= low else min(max(1 - math.floor(math.log10(high - low)), 0), 4)
-    return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
+    return f"{value:.{decimals}f} " + brackets(f"{low:.{decimals}f}", f"{high:.{decimals}f}", number)
 
 
 def numeric_columns(rows: list[list[str]], width: int) -> list[bool]:

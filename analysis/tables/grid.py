@@ -64,6 +64,12 @@ class Setting:
         """Folder of the acceptance head; None: the pair's own, if one is needed."""
         return self.parameters.get("head")
 
+    def decode_keys(self) -> dict[str, Any]:
+        """The setting as keys of `toolkit.decode` and their values."""
+        keys = {f"method.{name}": value for name, value in self.parameters.items() if name != "head"}
+        keys |= {"method.max_drafted": self.max_drafted, "head": self.head}
+        return {"method": self.method} | {name: value for name, value in keys.items() if value is not None}
+
     def method_config(self) -> Any:
         """The composed config of the method. Raises InputError for parameters it does not have."""
         overrides = [config.override(name, value) for name, value in self.parameters.items() if name != "head"]

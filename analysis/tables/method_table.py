@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.figures import plots
 from analysis.quality import Metric
 from analysis.quality.base import table as counted
-from analysis.tables.bootstrap import Bootstrap, Scale
+from analysis.tables.bootstrap import ENOUGH, Bootstrap, Scale
 from analysis.tables.files import markdown, with_interval
 from analysis.tables.grid import Setting
 from analysis.tables.rows import COUNTS, Array, one_kind
@@ -106,7 +106,7 @@ def table_of(
     names = [setting.name for setting in settings]
     lines = rows.groupby("name", sort=False).agg(
         method=("method", "first"), setting=("setting", "first"), group_size=("group_size", "first"),
-        prompts=("prompts", "sum"), failed=("failed", "sum"),
+        prompts=("prompts", "sum"), groups=("group", "nunique"), failed=("failed", "sum"),
         cache_mib=("cache_bytes", lambda held: held.max() / 2**20), **{name: (name, "sum") for name in COUNTS},
     ).loc[names].reset_index(drop=True)  # fmt: skip
     of_prompts, of_groups = counted_figures(metrics, cost_ratio), measured_figures(names.index(baseline))
@@ -118,7 +118,7 @@ def table_of(
             def of_totals(totals: Array, figure: Function = figure, shape: Sequence[int] = values.shape[1:]) -> Array:
                 return figure(totals.reshape(*totals.shape[:-1], *shape))
 
-            numbers = bootstrap.interval(values.reshape(len(values), -1), of_totals, scale)
+            numbers = bootstrap.spread(values.reshape(len(values), -1), of_totals, scale)
             lines[name], lines[f"{name}_low"], lines[f"{name}_high"] = numbers
     return lines
 
@@ -187,7 +187,8 @@ def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: flo
             title = metrics[name].label if name in metrics else LABELS[name]
             title = f"{title} (c = {cost_ratio:g})" if name == "throughput" else title
             ends = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
-            results[title] = [with_interval(*numbers) for numbers in ends]
+            numbers = table.groups if name in measured_figures(0) else table.prompts
+            results[title] = [with_interval(*line, number) for line, number in zip(ends, numbers, strict=True)]
     results["cache, MiB"] = [f"{value:.2f}" for value in table.cache_mib]
     if table.failed.any():
         results["failed"] = table.failed
@@ -214,7 +215,8 @@ def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title
 def as_markdown(title: str, results: pd.DataFrame, figures: Sequence[Path], energy: str, cost_ratio: float) -> str:
     notes = (
         "Settings took turns on every group of prompts; only decoding is timed. Intervals are over prompts; those of seconds "
-        f"and joules over groups. Tokens per target time: N / (c x draft passes + target passes), c = {cost_ratio:g}. "
+        f"and joules over groups. [a to b] is a range: of fewer than {ENOUGH}. Tokens per target time: N / (c x draft passes "
+        f"+ target passes), c = {cost_ratio:g}. "
         "Cache: target and draft, the largest of all groups. A target pass reads all texts of a group together, each an "
         f"input (MTAD, Table 2); joules are those of all devices, idle power included. {energy}"
     )

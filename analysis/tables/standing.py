@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import ENOUGH, Bootstrap, brackets
 from analysis.tables.grid import ORACLE, PER_PROMPT, PLAIN, UPPER_BOUND, YARDSTICKS
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput, totals
 from analysis.tables.selection import Choice, best_per_prompt, choose
@@ -50,7 +50,7 @@ def standing(
         gain = reached / reached[..., [base]] - 1
         return np.stack([reached, gain, *(_share(reached, base, end) for end in ends.values())], -2)
 
-    figures = bootstrap.interval(counts.reshape(len(counts), -1), quantities)
+    figures = bootstrap.spread(counts.reshape(len(counts), -1), quantities)
     table = pd.DataFrame({"method": list(methods)})
     for name, *numbers in zip(("throughput", "gain", *ends), *figures, strict=True):
         table[name], table[f"{name}_low"], table[f"{name}_high"] = numbers
@@ -65,13 +65,17 @@ def notes(table: pd.DataFrame, baseline: str) -> list[str]:
 
 
 def interval_text(row: Any, name: str, form: str) -> str:
-    """ "1.234 [1.200, 1.268]"; the estimate alone if that is a point; "?" for an interval that is undefined."""
+    """ "1.234 [1.200, 1.268]"; the estimate alone if that is a point; "?" for an interval that is undefined.
+
+    row  with `prompts` or `texts`, their number: "1.234 [1.200 to 1.268]" is the range of few
+    """
     if name not in row or pd.isna(row[name]):
         return ""
     if pd.isna(row[f"{name}_low"]):
         return f"{form.format(row[name])} [?]"
     estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
-    return estimate if low == high else f"{estimate} [{low}, {high}]"
+    number = int(row.get("prompts", row.get("texts", ENOUGH)))
+    return estimate if low == high else f"{estimate} {brackets(low, high, number)}"
 
 
 def gain_over(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
@@ -220,7 +224,7 @@ def over_costs(
                 each = [rates(sums[..., None, :], [method], ratio, node_cost)[..., 0] for ratio in ratios]
                 return np.stack(each, -1)
 
-            _, *ends = bootstrap.interval(mine, throughputs_of)
+            _, *ends = bootstrap.spread(mine, throughputs_of)
             curves.loc[line.index, ["throughput_low", "throughput_high"]] = np.stack(ends, -1)
     return curves
 

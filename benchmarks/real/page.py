@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Bootstrap, brackets
 from analysis.tables.files import markdown, read_table
 from analysis.tables.rows import COUNTS, load_rows
 from benchmarks.evidence import made_by
@@ -154,9 +154,11 @@ def llamacpp_table() -> list[str]:
     lines = ["| llama.cpp, 4-bit weights | tokens/s |", "|---|---:|"]
     for path in sorted(FOLDER.glob("llamacpp-*.csv")):
         values = pd.read_csv(path)[["tokens", "seconds"]].to_numpy(float)
-        ends = BOOTSTRAP.interval(values, lambda totals: totals[..., 0] / totals[..., 1], "log")
+        ends = BOOTSTRAP.spread(values, lambda totals: totals[..., 0] / totals[..., 1], "log")
         speed, low, high = (float(end) for end in ends)
-        lines.append(f"| {path.stem.removeprefix('llamacpp-')} | {speed:.1f} [{low:.1f}, {high:.1f}] |")
+        lines.append(
+            f"| {path.stem.removeprefix('llamacpp-')} | {speed:.1f} {brackets(f'{low:.1f}', f'{high:.1f}', len(values))} |"
+        )
     if len(lines) == 2:
         raise KeyError("llamacpp")
     return lines

@@ -1,5 +1,6 @@
 """The frontier of two small sweeps: choice, intervals, tables, figures, the standing at several cost ratios, refusals."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def test_numbers_are_ratios_of_sums_and_gains_are_paired_over_test_prompts(folde
         base, other = (totals[..., i] / (0.2 * totals[..., i + 1] + totals[..., i + 2]) for i in (0, 3))
         return other / base - 1
 
-    expected = [float(number) for number in Bootstrap(300).interval(counts, gain)]
+    expected = [float(number) for number in Bootstrap(300).spread(counts, gain)]
     assert table.loc["specdec_pp", ["gain", "gain_low", "gain_high"]].tolist() == pytest.approx(expected)
 
 
@@ -122,6 +123,41 @@ def test_the_oracle_never_loses_to_plain_decoding(folder):
 def test_finished_work_is_kept(folder, sweeps, monkeypatch):
     monkeypatch.setattr(frontier, "compare", None)
     assert run(folder.parent, sweeps, STANDING) == folder
+
+
+def test_the_next_command_decodes_with_the_best_method_its_head_and_setting(tmp_path):
+    """Over all data sets; not with a reference, and not with what is best on one data set alone."""
+    words = [
+        "pair=toy_padded",
+        "pair.dtype=float64",
+        "prompts=toy_math",
+        "prompts.split=test",
+        "sampling.temperature=0",
+    ]
+    swept = config.plain(config.compose("sweep", [*words, "max_drafted=7"]))
+    head, ratio = str(tmp_path / "my head"), {"policy.cost_ratio": 1.0, "policy.num_drafted": np.nan}
+    best = {"rate": (ratio | {"head": head}, "c=1", 2.0), "speculative": ({"policy.num_drafted": 3.0}, "K=3", 1.5)}
+    lines, rows = [], []
+    for dataset in ("one", "two"):
+        for method, (parameters, setting, speed) in {**best, "oracle": ({}, "", 9.0), "tail": ({}, "", 0.1)}.items():
+            place = {"dataset": dataset, "split": "test", "method": method, "setting": setting}
+            lines.append({**place, "throughput": 3.0 if (dataset, method) == ("two", "tail") else speed})
+            rows.append({**place, **parameters, "error": None})
+    save_table(pd.DataFrame(rows), tmp_path, "rows")
+    given = {"pair.target": swept["pair"]["target"], "prompts.path": None}
+    manifest = {"stage": "sweep", "config": {**swept, "pair": {**swept["pair"], "target": "sha256:1"}}, "given": given}
+    write_json(tmp_path / MANIFEST, {**manifest, "checksum": checksum(manifest)})
+    command = frontier.next_command(pd.DataFrame(lines), pd.DataFrame(rows), [tmp_path])
+    python, flag, module, *words = shlex.split(command)
+    assert (python, flag, module) == ("python", "-m", "toolkit.decode")
+    cfg = config.plain(config.compose("decode", words))
+    assert (cfg["method"]["name"], cfg["method"]["max_drafted"], cfg["method"]["policy"]["cost_ratio"]) == (
+        "rate",
+        7,
+        1,
+    )
+    assert cfg["head"] == head
+    assert all(cfg[part] == swept[part] for part in ("pair", "sampling", "prompts"))
 
 
 def test_several_folders_of_one_data_set_are_joined(tmp_path, sweeps):

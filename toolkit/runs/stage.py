@@ -10,6 +10,7 @@ deleted (`toolkit.files.journal`), and nothing else. One process works in a fold
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import platform
 import subprocess
@@ -118,6 +119,18 @@ def read_manifest(folder: Path | str) -> dict[str, Any]:
     if manifest.get("checksum") != checksum(manifest):
         raise InputError(f"{path} is damaged (its checksum does not match); delete it and run the command again")
     return manifest
+
+
+def config_as_written(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a manifest, with the paths and names that the command line said in place of digests."""
+    config = copy.deepcopy(manifest.get("config", {}))
+    for path, text in (manifest.get("given") or {}).items():
+        *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
+        node: Any = config
+        for part in parents:
+            node = node[part]
+        node[last] = text
+    return config
 
 
 def open_stage(

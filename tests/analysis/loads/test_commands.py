@@ -162,7 +162,7 @@ def table_of(**speeds):
         setting = f"K={length}" if length else ""
         intervals = {"speedup": speed, "speedup_low": speed - 0.1, "speedup_high": speed + 0.1}
         about = {"batch": 1, "draft": "d", "method": method, "greedy": False, "setting": setting}
-        about["drafted_per_round"] = 0.02 if name in ("autoregressive", "batch_rate") else 3.0
+        about["requests"], about["drafted_per_round"] = 16, 0.02 if name in ("autoregressive", "batch_rate") else 3.0
         lines.append({**about, "dev_times_plain": speed, "dev_speedup_low": speed - 0.1, **intervals})
     table = pd.DataFrame(lines)
     table["advised"] = table.index == table.dev_times_plain.idxmax()

@@ -94,6 +94,26 @@ def test_no_interval_where_many_resamples_have_no_figure():
     assert np.isnan([low[0], high[0]]).all() and np.isfinite([low[1], high[1]]).all()
 
 
+@pytest.mark.parametrize("scale", ["linear", "log", "probability"])
+@pytest.mark.parametrize("number", [3, 15, 16])
+def test_of_few_groups_the_range_is_shown(number, scale):
+    """Of 16 and more the interval; groups without counts are none."""
+    values = np.concatenate([VALUES[:number, :2] + [0, 8], np.zeros((30, 2))])
+    estimate, low, high = Bootstrap(300).spread(values, quotient, scale)
+    assert estimate == quotient(values.sum(0))
+    if number < 16:
+        each = quotient(values[:number])
+        assert (low, high) == (each.min(), each.max())
+    else:
+        assert (low, high) == Bootstrap(300).interval(values, quotient, scale)[1:]
+
+
+def test_a_range_leaves_out_groups_that_have_no_figure():
+    values = np.array([[1.0, 2.0], [3.0, 0.0], [1.0, 1.0], [2.0, 1.0]])
+    assert Bootstrap(300).spread(values, quotient) == (7 / 4, 0.5, 2)
+    assert np.isnan(Bootstrap(300).spread(values[:2], quotient)[1:]).all(), "two say nothing"
+
+
 def test_figures_have_their_intervals_under_their_names():
     settings = Bootstrap(200, 0.8, seed=3)
     figures = settings.figures(VALUES, lambda totals: {"sum": totals[..., 0], "rate": quotient(totals)})

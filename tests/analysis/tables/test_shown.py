@@ -20,6 +20,7 @@ NAN = float("nan")
     ((12.34, 9.0, 19.0), "12 [9, 19]"),
     ((0.5, NAN, NAN), "0.5"),
     ((NAN, NAN, NAN), ""),
+    ((1.31, 1.05, 1.62, 3), "1.31 [1.05 to 1.62]"),
 ])  # fmt: skip
 def test_an_interval_says_how_many_digits_are_worth_reading(numbers, text):
     assert with_interval(*numbers) == text
