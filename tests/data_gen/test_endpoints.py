@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from data_gen import responses
-from data_gen.remote.requests import Asked, Reader, Unbelievable
+from data_gen.completions import CompletionRequest, Completions
 from tests.data_gen.stub_target import FIELDS, Status, StubTarget, stub_target
 from toolkit.config import compose
 from toolkit.errors import InputError, StaleError
 from toolkit.models.remote import LOADER, served_pair
+from toolkit.runs.endpoint import NoAnswer
 from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling
 
@@ -386,12 +387,13 @@ LIES = {
 def test_an_answer_to_something_else_is_not_believed(checkpoints, stub, kind):
     lie, reason = LIES[kind]
     pair = served_pair({"_target_": LOADER, "target": str(checkpoints[0])})
-    reader = Reader(pair, Sampling(max_new_tokens=6), "tiny")
+    completions = Completions("vllm", "tiny", pair, Sampling(max_new_tokens=6))
     ids = stub.tokenizer("the cat 0").input_ids
     request = {"model": "tiny", "prompt": ids, "max_tokens": 6, "return_token_ids": True}
-    assert reader.read(stub.answer(request), Asked(0, ids, 6)).token_ids == stub.response(request)
-    with pytest.raises(Unbelievable, match=reason):
-        reader.read(lie(request, stub.answer(request)), Asked(0, ids, 6))
+    question = CompletionRequest(0, ids, 6)
+    assert completions.read(stub.answer(request), question).token_ids == stub.response(request)
+    with pytest.raises(NoAnswer, match=reason):
+        completions.read(lie(request, stub.answer(request)), question)
 
 
 def test_a_row_that_is_lied_about_fails_alone_after_two_turns(make, stub):
