@@ -19,7 +19,7 @@ from toolkit.config.commands import EndpointKeys
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.models.pair import ModelPair
-from toolkit.runs.endpoint import AWAY, GIVE_UP, Endpoint, NoAnswer
+from toolkit.runs.endpoint import GIVE_UP, Endpoint, NoAnswer
 from toolkit.sampling import Sampling
 
 NEUTRAL = {
@@ -32,6 +32,7 @@ EXACT = {
 OURS = ("model", "prompt", "n", "stream", "echo", "seed", "max_tokens", "generation_config", *NEUTRAL)
 FIELDS = {"openai": ("temperature", "top_p", "stop")}  # that an engine has a word for; others have one for all
 ALL_TOKENS = {"vllm": 0, "sglang": -1}  # a top-k that keeps all tokens
+AWAY = (401, 403, 408, 429, 502, 503, 504)  # after any other answer to a plain request, a server is there
 SEEDS = 2**31  # engines take 32 bits
 RETURNED, ENCODED, NO_ROUND_TRIP = "returned", "encoded again", "does not round-trip"
 
@@ -64,10 +65,6 @@ class Completion:
     error: str = ""
 
 
-class NotRoundTrip(Exception):
-    """The answer may be right, but its tokens cannot be known."""
-
-
 class Completions:
     """Requests for completions by one pair and sampling, and their answers.
 
@@ -78,45 +75,41 @@ class Completions:
     Raises InputError for sampling that the engine has no words for.
     """
 
-    def __init__(
-        self, engine: str, model: str, pair: ModelPair, sampling: Sampling, extra: Mapping[str, Any] | None = None
-    ):
-        self.engine, self.model, self.pair, self.sampling, self.extra = engine, model, pair, sampling, dict(extra or {})
+    def __init__(self, engine: str, model: str, pair: ModelPair, sampling: Sampling, extra: dict[str, Any]):
+        self.engine, self.model, self.pair, self.sampling = engine, model, pair, sampling
         self.ends = tuple(pair.ends(sampling))
         self.changed = [name for name, neutral in NEUTRAL.items() if getattr(sampling, name) != neutral]
         self._tokenizer = threading.Lock()  # the threads of a pool share one
+        ends = list(self.ends)
+        self.generation: dict[str, Any] = {"do_sample": sampling.temperature > 0}  # in the words of transformers
+        if sampling.temperature > 0:
+            self.generation |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+            self.generation |= {"min_p": sampling.min_p} if sampling.min_p else {}
+        self.generation |= {"repetition_penalty": sampling.repetition_penalty}
+        self.generation |= {"eos_token_id": ends, "pad_token_id": ends[0]} if ends else {}
+        fields: dict[str, Any] = {"model": model, "stop": list(sampling.stop) or None}
+        if engine != "transformers":
+            fields |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "n": 1, "stream": False}
+        if engine in ALL_TOKENS:
+            fields |= {"top_k": sampling.top_k or ALL_TOKENS[engine], "min_p": sampling.min_p, **EXACT}
+            fields |= {"repetition_penalty": sampling.repetition_penalty, "stop_token_ids": ends or None}
+        self.fields = {name: value for name, value in (fields | extra).items() if value is not None}
         for name in self.changed:
             if name not in FIELDS.get(engine, NEUTRAL):
                 expected = f"expected {name}={NEUTRAL[name]}, or another engine"
                 raise InputError(f"sampling.{name}: engine={engine} knows no {name}; {expected}")
-        for name, value in self.extra.items():
+        for name, value in extra.items():
             if name in OURS and (value is not None or name in self.changed or name not in NEUTRAL):
                 raise InputError(f"served.request.{name}: said by model, prompts and sampling; leave it out")
 
     def body(self, request: CompletionRequest) -> dict[str, Any]:
         """The request of one row. Raises InputError if its prompt has no text that is encoded to it again."""
-        sampling, ends = self.sampling, list(self.ends)
-        body: dict[str, Any] = {
-            "model": self.model,
-            "prompt": self._text(request.prompt_ids) if self.engine == "transformers" else request.prompt_ids,
-            "max_tokens": request.max_tokens,
-            "seed": int(content_hash([sampling.seed, request.row], 16), 16) % SEEDS,
-            "stop": list(sampling.stop) or None,
-        }
+        seed = int(content_hash([self.sampling.seed, request.row], 16), 16) % SEEDS
+        body = {"prompt": request.prompt_ids, "max_tokens": request.max_tokens, "seed": seed, **self.fields}
         if self.engine == "transformers":
-            generation: dict[str, Any] = {"do_sample": sampling.temperature > 0, "max_new_tokens": request.max_tokens}
-            if sampling.temperature > 0:
-                generation |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-                generation |= {"min_p": sampling.min_p} if sampling.min_p else {}
-            generation |= {"repetition_penalty": sampling.repetition_penalty}
-            generation |= {"eos_token_id": ends, "pad_token_id": ends[0]} if ends else {}
-            body["generation_config"] = json.dumps(generation)
-        else:
-            body |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "n": 1, "stream": False}
-        if self.engine in ALL_TOKENS:
-            body |= {"top_k": sampling.top_k or ALL_TOKENS[self.engine], "min_p": sampling.min_p, **EXACT}
-            body |= {"repetition_penalty": sampling.repetition_penalty, "stop_token_ids": ends or None}
-        return {name: value for name, value in (body | self.extra).items() if value is not None}
+            body["prompt"] = self._text(request.prompt_ids)
+            body["generation_config"] = json.dumps({"max_new_tokens": request.max_tokens, **self.generation})
+        return body
 
     def is_needless(self, key: str) -> bool:
         """Whether a key may be left out where a server does not know it: nothing is changed by that."""
@@ -147,14 +140,12 @@ class Completions:
         expect(ended in ("stop", "length"), f"its finish_reason is {ended!r}: expected stop or length")
         by = " ".join(filter(None, [by, str(answer.get("system_fingerprint") or "")]))
         with self._tokenizer:
-            ids, source = _returned_ids(choice), RETURNED
-            try:
-                if ids is None:
-                    ids, source = self._encoded(choice, request, ended == "stop", count), ENCODED
-                else:
-                    ids = self._checked(ids, choice, request, ended == "stop", count)
-            except NotRoundTrip as error:
-                return Completion([], "", "", NO_ROUND_TRIP, by, str(error))
+            returned, source = _returned_ids(choice), RETURNED
+            if returned is None:
+                returned, source = self._encoded(choice, request, ended == "stop", count), ENCODED
+            if isinstance(returned, str):
+                return Completion([], "", "", NO_ROUND_TRIP, by, returned)
+            ids = self._checked(returned, choice, request, ended == "stop", count) if source == RETURNED else returned
             reason = self._finish_reason(ids, request, ended == "stop")
             text = self.pair.text(ids, sent)
             if reason == "stop":
@@ -180,15 +171,17 @@ class Completions:
         expect(whole, f"it stops at the token {ids[-1]}, which ends no text of this pair")
         return [*ids, token]
 
-    def _encoded(self, choice: Mapping[str, Any], request: CompletionRequest, stopped: bool, count: Any) -> list[int]:
-        """The text encoded again. Raises NotRoundTrip unless it decodes to itself and has `count` tokens."""
+    def _encoded(
+        self, choice: Mapping[str, Any], request: CompletionRequest, stopped: bool, count: Any
+    ) -> list[int] | str:
+        """The text encoded again, if it decodes to itself and has `count` tokens; else why its tokens cannot be known."""
         text, tokenizer = choice.get("text"), self.pair.tokenizer
         if not isinstance(text, str):
             raise NoAnswer("it returns neither token ids nor text")
         ended = stopped and not any(stop in text for stop in self.sampling.stop)
         shown = self.engine == "transformers" or not self.sampling.stop  # no stop string may have ended it unseen
         if ended and (len(self.ends) != 1 or not shown):
-            raise NotRoundTrip("which token has ended the text is not said")
+            return "which token has ended the text is not said"
         end = list(self.ends) if ended else []
         alone = list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
         start = str(tokenizer.decode(request.prompt_ids, skip_special_tokens=False))
@@ -198,7 +191,7 @@ class Completions:
             right = not isinstance(count, int) or count == len(ids) + len(end)
             if same and right and 0 < len(ids) + len(end) <= request.max_tokens:
                 return [*ids, *end]
-        raise NotRoundTrip("the text is encoded to other tokens than it was made of")
+        return "the text is encoded to other tokens than it was made of"
 
     def _finish_reason(self, ids: list[int], request: CompletionRequest, stopped: bool) -> str:
         """How the text ended. Raises NoAnswer if it goes on after its end, or ends before it."""
@@ -216,12 +209,10 @@ class Completions:
     def _stops_at(self, ids: list[int], request: CompletionRequest) -> int | None:
         """How many of the tokens hold the first stop string; None if all of them hold none."""
         holds = lambda count: self.pair.stop_position(self.sampling.stop, ids[:count], request.prompt_ids) is not None
-        if not holds(len(ids)):
-            return None
-        shortest = len(ids)
+        shortest = len(ids) + 1
         while shortest > 1 and holds(shortest - 1):
             shortest -= 1
-        return shortest
+        return shortest if shortest <= len(ids) else None
 
 
 def expect(holds: bool, reason: str) -> None:
@@ -263,21 +254,18 @@ class CompletionsEndpoint(Endpoint):
             self.left_out = str(error)
             return
         completions = self.completions
-        names = [str(model.get("id")) for model in models if isinstance(model, dict)]
-        if names and completions.model not in names and completions.engine in ALL_TOKENS:
-            self.left_out = f"it serves {', '.join(names)}: expected served.model={completions.model}"
+        if models and completions.model not in models and completions.engine in ALL_TOKENS:
+            self.left_out = f"it serves {', '.join(models)}: expected served.model={completions.model}"
         if keys:
-            self.unknown_keys = sorted(set(completions.body(CompletionRequest(0, [0], 1))) - keys)
-            needed = [key for key in self.unknown_keys if not completions.is_needless(key)]
-            if needed:
+            self.unknown_keys = sorted({"prompt", "max_tokens", "seed", *completions.fields} - keys)
+            if needed := [key for key in self.unknown_keys if not completions.is_needless(key)]:
                 self.left_out = f"it does not know {', '.join(needed)} (its openapi.json): another served.engine?"
 
     def complete(self, request: CompletionRequest) -> Completion:
         """The answer to one try. Raises as `Endpoint.post`, `Completions.body` and `read` do."""
         body = self.completions.body(request)
-        return self.completions.read(
-            self.post({key: body[key] for key in body if key not in (self.unknown_keys or ())}), request
-        )
+        answer = self.post({key: body[key] for key in body if key not in (self.unknown_keys or ())})
+        return self.completions.read(answer, request)
 
     def is_there(self) -> bool:
         try:
@@ -294,16 +282,17 @@ class CompletionsEndpoint(Endpoint):
         neutral = f", {', '.join(self.unknown_keys)} left out (neutral)" if self.unknown_keys else ""
         return f"as its openapi.json lists them{neutral}"
 
-    def _models(self) -> list[Any]:
+    def _models(self) -> list[str]:
         """The models that it lists, if it does. Raises NoAnswer if it is away."""
         try:
             answer = self.get(self.address.removesuffix("/completions") + "/models")
+            return [str(model["id"]) for model in answer["data"]]
         except NoAnswer as error:
             if error.status is None or error.status in AWAY:
                 raise
-            return []
-        data = answer.get("data") if isinstance(answer, dict) else None
-        return data if isinstance(data, list) else []
+        except (LookupError, TypeError):
+            pass  # a server of another kind: it lists none
+        return []
 
     def _known_keys(self) -> set[str]:
         """The keys of a request that the server's openapi.json lists; none if it lists none."""

@@ -127,47 +127,39 @@ class Reply:
     by: str = ""
 
 
-class ChatEndpoint(Endpoint):
+class RemoteJudge(Endpoint):
+    """A chat completions endpoint. keys: its model, limits, and keys of every request, of which null takes one out."""
+
     path, name = "/chat/completions", "the judge"
     url_key, variable_key = "judge.base_url", "judge.key_variable"
     silence = f"answered none of {GIVE_UP} questions in a row"
     hint = "expected base_url, model and key_variable of an endpoint"
 
-
-class RemoteJudge:
-    """A chat completions endpoint. keys: its model, limits, and keys of every request, of which null takes one out."""
-
     def __init__(self, base_url: str, keys: EndpointKeys):
-        self.endpoint, self.model = ChatEndpoint(base_url, keys), keys.model
+        super().__init__(base_url, keys)
         request = {"model": keys.model, "temperature": 0, **keys.request}
         self.body = {name: value for name, value in request.items() if value is not None}
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"endpoint": self.endpoint.address, "request": self.body}
-
-    @property
-    def about(self) -> str:
         how = ", ".join(f"{name} {value}" for name, value in self.body.items() if name != "model")
-        return f"{self.model} at {self.endpoint.address} ({how}; an endpoint need not answer twice alike)"
+        self.about = f"{keys.model} at {self.address} ({how}; an endpoint need not answer twice alike)"
+        self.identity = {"endpoint": self.address, "request": self.body}
 
     def open(self, pair: Any) -> None:
-        self.endpoint.left_out = ""
+        self.left_out = ""
 
     def ask(self, questions: Sequence[str]) -> Iterator[tuple[str, Reply]]:
         """Several at once, as they are answered. Raises InputError for a wrong address or key, or a judge that is silent."""
         hint = "run the judge again when it answers (kept=FOLDER keeps the answers so far)"
-        for question, reply, _ in answers([self.endpoint], questions, self._reply, 1, lambda _: None, hint):
+        for question, reply, _ in answers([self], questions, RemoteJudge._reply, 1, lambda _: None, hint):
             yield question, Reply(None, str(reply)) if isinstance(reply, Exception) else reply
 
-    def _reply(self, endpoint: Endpoint, question: str) -> Reply:
+    def _reply(self, question: str) -> Reply:
         """The answer to one try. Raises NoAnswer."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        completion = endpoint.post({**self.body, "messages": messages})
+        completion = self.post({**self.body, "messages": messages})
         try:
             text = completion["choices"][0]["message"]["content"]
         except (LookupError, TypeError):
-            raise endpoint.nonsense(completion) from None
+            raise self.nonsense(completion) from None
         if not isinstance(text, str):
             raise Retryable("the judge's answer holds no text")
         return Reply(

@@ -263,7 +263,7 @@ def test_recordings_and_endpoints_know_the_ends(pair, special):
         Recorder(pair, sampling, 3).check(type("Text", (), {"row": 0, "prompt": [7], "produced": produced})())
     with pytest.raises(InputError, match="response 0 goes on after an end of text"):
         Recorder(pair, sampling, 3).record([([7], ids)], [0])
-    requests = Completions("vllm", "target", pair, sampling)
+    requests = Completions("vllm", "target", pair, sampling, {})
     assert requests.body(CompletionRequest(0, [7], 8))["stop_token_ids"] == [9, token]
     with pytest.raises(InputError, match=r"engine=openai knows no end_ids"):
-        Completions("openai", "target", pair, Sampling(end_ids=(9,)))
+        Completions("openai", "target", pair, Sampling(end_ids=(9,)), {})

@@ -28,7 +28,6 @@ from toolkit.files.text import first_line
 
 AGAIN = (408, 409, 425, 429)  # and 5xx: another try may bring an answer
 WRONG = (301, 302, 303, 307, 308, 401, 403, 404, 405)
-AWAY = (401, 403, 408, 429, 502, 503, 504)  # after any other answer to a plain request, a server is there
 LOCAL = re.compile(r"localhost|127\.[\d.]+|0\.0\.0\.0|::1")  # hosts that no proxy stands in front of
 GIVE_UP = 5  # questions without an answer, in a row, until an endpoint is left out
 LONGEST_WAIT, PROBE_SECONDS = 60.0, 10.0  # before a try; for a plain request
