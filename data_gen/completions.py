@@ -12,7 +12,8 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from toolkit.config.commands import EndpointKeys
@@ -140,17 +141,16 @@ class Completions:
         expect(ended in ("stop", "length"), f"its finish_reason is {ended!r}: expected stop or length")
         by = " ".join(filter(None, [by, str(answer.get("system_fingerprint") or "")]))
         with self._tokenizer:
-            returned, source = _returned_ids(choice), RETURNED
-            if returned is None:
-                returned, source = self._encoded(choice, request, ended == "stop", count), ENCODED
-            if isinstance(returned, str):
-                return Completion([], "", "", NO_ROUND_TRIP, by, returned)
-            ids = self._checked(returned, choice, request, ended == "stop", count) if source == RETURNED else returned
+            returned = _returned_ids(choice)
+            read = self._encoded if returned is None else partial(self._checked, returned)
+            ids = read(choice, request, ended == "stop", count)
+            if isinstance(ids, str):
+                return Completion([], "", "", NO_ROUND_TRIP, by, ids)
             reason = self._finish_reason(ids, request, ended == "stop")
             text = self.pair.text(ids, sent)
             if reason == "stop":
                 text = text[: self.pair.stop_position(self.sampling.stop, ids, sent)]
-        return Completion(ids, text, reason, source, by)
+        return Completion(ids, text, reason, ENCODED if returned is None else RETURNED, by)
 
     def _checked(
         self, ids: list[int], choice: Mapping[str, Any], request: CompletionRequest, stopped: bool, count: Any
@@ -166,16 +166,16 @@ class Completions:
         if not stopped or ids[-1] in self.ends or self._stops_at(ids, request) is not None:
             return ids
         matched = [choice.get(name) for name in ("stop_reason", "matched_stop")]
-        token = next((value for value in matched if type(value) is int), None)
-        whole = token in self.ends and num < request.max_tokens
+        end = next((value for value in matched if type(value) is int), -1)
+        whole = end in self.ends and num < request.max_tokens
         expect(whole, f"it stops at the token {ids[-1]}, which ends no text of this pair")
-        return [*ids, token]
+        return [*ids, end]
 
     def _encoded(
         self, choice: Mapping[str, Any], request: CompletionRequest, stopped: bool, count: Any
     ) -> list[int] | str:
         """The text encoded again, if it decodes to itself and has `count` tokens; else why its tokens cannot be known."""
-        text, tokenizer = choice.get("text"), self.pair.tokenizer
+        text, tokenizer = choice.get("text"), cast(Any, self.pair.tokenizer)
         if not isinstance(text, str):
             raise NoAnswer("it returns neither token ids nor text")
         ended = stopped and not any(stop in text for stop in self.sampling.stop)

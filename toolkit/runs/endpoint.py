@@ -138,7 +138,7 @@ class Endpoint:
             raise Retryable(
                 f"{self.name} answers {status}", code, float(wait) if re.fullmatch(r"\d+(\.\d+)?", wait) else None
             )
-        words = answer if isinstance(answer, dict) else {}
+        words: Any = answer if isinstance(answer, dict) else {}
         words = words.get("message") or words.get("detail") or words.get("error") or ""
         words = words.get("message", words) if isinstance(words, dict) else words
         raise Rejected(f"{self.name} refuses it: {status}", code, explanation=short(str(words)))
@@ -223,7 +223,7 @@ def answers(
     threads = [endpoint for endpoint in endpoints for _ in range(min(endpoint.keys.concurrency, len(questions)))]
     for endpoint in threads:
         threading.Thread(target=work, args=(endpoint,), daemon=True).start()
-    num_missing, num_running, told = len(questions), len(threads), set[AnyEndpoint]()
+    num_missing, num_running, told = len(questions), len(threads), set[Endpoint]()
     try:
         while num_missing and num_running:
             outcome = outcomes.get()
