@@ -3,8 +3,8 @@
 Output: shards of `shard_size` prompts (`data_gen.shards`), and the manifest. A response depends on (sampling.seed, row) alone.
 Rows that have ended are kept as they come: run the command again, and it goes on with the rows that are missing.
 
-With `endpoints=[URL,...]` the target is asked over HTTP, where vLLM, SGLang or their like serve it (`data_gen.remote`). The
-seeds are the engine's own then. The addresses do not name the folder, and may differ from run to run.
+With `endpoints=[URL,...]` vLLM, SGLang or their like are asked over HTTP (`data_gen.completions`). The seeds are the engine's
+own then. The addresses do not name the folder, and may differ from run to run.
 
 Accounting: done + failed + skipped = input. Failed rows hold an error, skipped ones were left out on purpose.
 """
@@ -21,25 +21,28 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from data_gen.remote.rows import Work, ask_endpoints, encoded, facts_of, identity
-from data_gen.shards import keep, read_kept, read_shard, row_of, shard_name, write_shard
+from data_gen.completions import CompletionRequest, Completions, CompletionsEndpoint
+from data_gen.shards import KEPT_FOLDER, keep, read_kept, read_shard, read_whole, row_of, shard_name, write_shard
 from toolkit import config
 from toolkit.config import commands, instantiate, plain
 from toolkit.decoding import decode
+from toolkit.decoding.decode import prompt_ids
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.models.fingerprint import Weights
 from toolkit.models.generation_config import resolved
-from toolkit.models.pair import fingerprint
+from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
+from toolkit.runs.endpoint import answers, reason_of
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import (
     MANIFEST,
@@ -52,14 +55,20 @@ from toolkit.runs.stage import (
     read_manifest,
 )  # fmt: skip
 from toolkit.runs.token_bar import TokenBar
+from toolkit.sampling import Sampling
 from toolkit.types import Generation
 
 IGNORED = (*RANKS, "endpoints", "served")
+SEEDS = "the engine's own random numbers, asked for with a seed per row: they are not those of decoding here"
+TURNS = 2  # of a row, among the endpoints
 
 
 def run(cfg: commands.Responses) -> Path:
-    part = part_of(cfg)
-    settings = identity(plain(cfg))
+    part, settings = part_of(cfg), plain(cfg)
+    if cfg.endpoints:  # the model and further keys name the folder, not where it is asked
+        if cfg.served.model is None:
+            raise InputError("served.model: expected what the endpoints call the target, got null")
+        settings["served_as"] = {name: settings["served"][name] for name in ("model", "request")}
     finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None:
         return _finished_before(finished)
@@ -80,18 +89,60 @@ def run(cfg: commands.Responses) -> Path:
     missing = [number for number in mine if not (paths[number].exists() and read_shard(paths[number], job))]
     with TokenBar("responses", sum(len(shards[number]) for number in mine), sampling.max_new_tokens) as progress:
         progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
-        if cfg.endpoints and missing:
-            work = Work(pair, prompts, sampling, stage.folder, job, cfg.max_prompt_tokens)
-            ask_endpoints(work, {number: shards[number] for number in missing}, cfg.endpoints, cfg.served, progress)
-        for number in () if cfg.endpoints else missing:
-            work = Work(pair, prompts, sampling, stage.folder, job, cfg.max_prompt_tokens)
-            write_shard(stage.folder, number, job, _respond(work, number, shards[number], cfg.batch_size, progress))
+        make = _ask if cfg.endpoints else _decode
+        make(
+            cfg,
+            pair,
+            sampling,
+            Rows(prompts, stage.folder, job, {number: shards[number] for number in missing}, progress),
+        )
     if all_there(stage, paths, cfg):
         with joining(stage) as last:
             if last:
                 target_facts = {} if cfg.endpoints else Weights.of(pair.target).facts("target")
                 _finish(stage, prompts, job, len(shards), {"sampling": asdict(sampling), **target_facts})
     return stage.folder
+
+
+class Rows:
+    """The rows of shards that are not whole: kept as they end, and written once their shard is whole."""
+
+    def __init__(
+        self, prompts: Sequence[Prompt], folder: Path, job: str, shards: Mapping[int, range], progress: TokenBar
+    ):
+        self.prompts, self.folder, self.job, self.shards, self.progress = prompts, folder, job, shards, progress
+        self.kept = {number: read_kept(folder, number, job) for number in shards}
+        self.facts: Callable[[list[dict[str, Any]]], dict[str, Any]] = lambda entries: {}  # for the header of a shard
+
+    def missing(self, shard: int, pair: ModelPair, longest: int | None) -> dict[int, list[int]]:
+        """Prompt ids of the rows that are to be made; those without ids, or with too many, end here."""
+        ids: dict[int, list[int]] = {}
+        for number in self.shards[shard]:
+            if number in self.kept[shard]:
+                continue
+            try:
+                ids[number] = pair.encode(self.prompts[number].content)
+            except InputError as error:
+                self.end(shard, number, "failed", finish_reason="error", error=str(error))
+                continue
+            if longest is not None and len(ids[number]) > longest:
+                reason = f"{len(ids[number])} tokens, more than max_prompt_tokens={longest}"
+                self.end(shard, number, "skipped", prompt_ids=ids.pop(number), error=reason)
+        self.progress.skip(len(self.shards[shard]) - len(ids))
+        return ids
+
+    def end(self, shard: int, number: int, status: str, how: Mapping[str, str] | None = None, **facts: Any) -> None:
+        """A row has ended; with `how` it came, it is kept on disk."""
+        entry = {"row": row_of(self.prompts[number], number, status, **facts), "how": dict(how or {})}
+        if how is not None:
+            keep(self.folder, shard, self.job, entry)
+        self.kept[shard][number] = entry
+
+    def write(self, shard: int) -> None:
+        """Write a shard if it is whole now."""
+        if len(self.kept[shard]) == len(self.shards[shard]):
+            entries = [self.kept[shard][number] for number in self.shards[shard]]
+            write_shard(self.folder, shard, self.job, [entry["row"] for entry in entries], **self.facts(entries))
 
 
 def _finished_before(stage: Stage) -> Path:
@@ -118,42 +169,84 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
                 yield row
 
 
-def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: TokenBar) -> list[dict[str, Any]]:
-    """Rows of one shard, sampled together. Those that have ended are kept at once, and are not sampled again."""
-    rows = {number: entry["row"] for number, entry in read_kept(work.folder, shard, work.job).items()}
-    prompt_ids: dict[int, list[int]] = {}
-    for number in numbers:
-        if number not in rows:
-            ids = encoded(work, number)
-            if isinstance(ids, dict):
-                rows[number] = ids
-            else:
-                prompt_ids[number] = ids
-    progress.skip(len(rows))
-    left = [number for number in numbers if number not in rows]
+def _decode(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: Rows) -> None:
+    """Make the rows here, those of a shard together."""
+    for shard in rows.shards:
+        missing = rows.missing(shard, pair, cfg.max_prompt_tokens)
 
-    def ended(generation: Generation) -> None:
-        number = generation.index
-        facts = {
-            name: getattr(generation, name) for name in ("prompt_ids", "token_ids", "finish_reason", "text", "error")
-        }
-        rows[number] = row_of(work.prompts[number], number, "failed" if generation.error else "done", **facts)
-        keep(work.folder, shard, work.job, {"row": rows[number], "how": {}})
-        progress.row()
+        def ended(generation: Generation, shard: int = shard) -> None:
+            names = ("prompt_ids", "token_ids", "finish_reason", "text", "error")
+            facts = {name: getattr(generation, name) for name in names}
+            rows.end(shard, generation.index, "failed" if generation.error else "done", {}, **facts)
+            rows.progress.row()
 
-    options: dict[str, Any] = {
-        "batch_size": batch_size,
-        "row_ids": left,
-        "on_finish": ended,
-        "on_round": progress.tokens,
-    }
-    texts = [prompt_ids[number] for number in left]
-    decode(work.pair, texts, config.method("autoregressive"), work.sampling, **options)
-    return [rows[number] for number in numbers]
+        decode(
+            pair, [*missing.values()], config.method("autoregressive"), sampling, batch_size=cfg.batch_size,
+            row_ids=[*missing], on_finish=ended, on_round=rows.progress.tokens,
+        )  # fmt: skip
+        rows.write(shard)
+
+
+def _ask(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: Rows) -> None:
+    """Let endpoints make the rows, those of all shards at once. Raises InputError once no endpoint is left."""
+    completions = Completions(cfg.served.engine, str(cfg.served.model), pair, sampling, plain(cfg.served.request))
+    endpoints = [CompletionsEndpoint(url, cfg.served, completions) for url in cfg.endpoints]
+    shard_of, requests = {}, []
+    for shard in rows.shards:
+        missing = rows.missing(shard, pair, cfg.max_prompt_tokens)
+        for number, ids in missing.items():
+            shard_of[number] = shard
+            try:
+                ids = prompt_ids(pair, ids, number, sampling)
+                requests.append(CompletionRequest(number, ids, sampling.room(len(ids))))
+            except InputError as error:
+                rows.end(shard, number, "failed", finish_reason="error", error=str(error))
+                rows.progress.skip(1)
+
+    def facts(entries: list[dict[str, Any]]) -> dict[str, Any]:
+        values = lambda name: (entry["how"][name] for entry in entries if name in entry["how"])
+        counts = {name: dict(Counter(values(name))) for name in ("ids", "by", "endpoint")}
+        about_keys = {endpoint.address: endpoint.about_keys for endpoint in endpoints if not endpoint.left_out}
+        return {"served": counts, "fields": about_keys}
+
+    rows.facts = facts
+    if requests:
+        with ThreadPoolExecutor(len(endpoints)) as threads:
+            list(threads.map(CompletionsEndpoint.open, endpoints))
+    for shard in rows.shards:
+        rows.write(shard)
+    hint = "what has come is kept: run again when one answers"
+    complete = CompletionsEndpoint.complete
+    for request, outcome, endpoint in answers(endpoints, requests, complete, TURNS, rows.progress.say, hint):
+        shard, status, how = shard_of[request.row], "done", {"ids": "failed", "endpoint": endpoint.address}
+        if isinstance(outcome, Exception):
+            status, outcome_facts = "failed", {"finish_reason": "error", "error": reason_of(outcome)}
+        elif outcome.error:
+            status, outcome_facts = "skipped", {"error": f"{outcome.ids}: {outcome.error}"}
+            how["ids"] = outcome.ids
+        else:
+            outcome_facts = {name: getattr(outcome, name) for name in ("token_ids", "finish_reason", "text")}
+            how |= {"ids": outcome.ids, "by": outcome.by or "no name given"}
+        rows.end(shard, request.row, status, how, prompt_ids=request.prompt_ids, **outcome_facts)
+        rows.progress.count(len(outcome_facts.get("token_ids", ())))
+        rows.write(shard)
+
+
+def _remote_facts(headers: list[dict[str, Any]]) -> dict[str, Any]:
+    """How the endpoints answered, over all shards."""
+    totals: dict[str, Counter[str]] = {}
+    fields: dict[str, str] = {}
+    for header in headers:
+        fields |= header.get("fields", {})
+        for name, counts in header.get("served", {}).items():
+            totals.setdefault(name, Counter()).update(counts)
+    counted = {name: dict(counts) for name, counts in totals.items()}
+    return {"served": {"seeds": SEEDS, "fields": fields, **counted}} if totals else {}
 
 
 def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, facts: dict[str, Any]) -> None:
-    rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
+    shards = [read_whole(stage.folder / shard_name(number), job) for number in range(num_shards)]
+    rows = [row for _, part in shards for row in part]
     if [row["row"] for row in rows] != list(range(len(prompts))):
         raise InputError(f"{stage.folder}: expected rows 0 to {len(prompts) - 1} once each, got {len(rows)} rows")
     statuses = Counter(row["status"] for row in rows)
@@ -162,8 +255,9 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, fact
     tokens = sum(len(row["token_ids"]) for row in rows)
     sums = {"num_shards": num_shards, "num_tokens": tokens, "num_truncated": truncated}
     failed = [row["error"] for row in rows if row["status"] == "failed"]
-    first, answered = failed[0] if failed else None, facts_of(stage, job, num_shards)
-    stage.finish(first_error=first, rows=counts, job=job, **sums, **facts, **answered)
+    first, remote = failed[0] if failed else None, _remote_facts([header for header, _ in shards])
+    stage.remove(KEPT_FOLDER)
+    stage.finish(first_error=first, rows=counts, job=job, **sums, **facts, **remote)
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
     for reason in failed[:3]:
         print(f"  failed: {reason}")

@@ -11,15 +11,14 @@ decodes greedily. An endpoint is asked at temperature 0, which promises nothing:
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from analysis.quality.base import Metric, Score, check_lengths
 from toolkit.config import method
+from toolkit.config.commands import EndpointKeys
 from toolkit.config.notes import Above, AtLeast, File, Model
 from toolkit.config.values import check_ranges
 from toolkit.decoding import Sampling, decode
@@ -27,7 +26,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
 from toolkit.models.pair import ModelPair, fingerprint, load_tokenizer
 from toolkit.models.prompts import Message, Prompt
-from toolkit.runs.endpoint import Client, Refused, Silent, Wrong, address, key_of, retrying
+from toolkit.runs.endpoint import GIVE_UP, Endpoint, Retryable, answers
 from toolkit.types import Generation
 from toolkit.types import Prompt as Content
 
@@ -66,7 +65,6 @@ of 1 to 10 by strictly following this format: "[[rating]]", for example: "Rating
 {answer}
 [The End of Assistant's Answer]"""
 TEMPLATES = {"single": SINGLE, "reference": REFERENCE}
-GIVE_UP = 5  # questions without a reply, in a row
 
 
 @dataclass(frozen=True)
@@ -129,80 +127,44 @@ class Reply:
     by: str = ""
 
 
-class Endpoint:
-    """A chat completions endpoint. body: keys of every request, None takes one out; the rest as of the metric."""
+class RemoteJudge(Endpoint):
+    """A chat completions endpoint. keys: its model, limits, and keys of every request, of which null takes one out."""
 
-    def __init__(
-        self, base_url: str, model: str, key_variable: str | None, body: Mapping[str, Any],
-        seconds: float, retries: int, backoff: float, workers: int,
-    ):  # fmt: skip
-        url = address(base_url, "/chat/completions", "judge.base_url", "; name the key's variable: key_variable=NAME")
-        mend = "expected base_url, model and key_variable of an endpoint"
-        self.client = Client(url, key_of(key_variable, "judge.key_variable"), seconds, "the judge", mend)
-        self.model = model
-        request = {"model": model, "temperature": 0, **body}
+    path, name = "/chat/completions", "the judge"
+    url_key, variable_key = "judge.base_url", "judge.key_variable"
+    silence = f"answered none of {GIVE_UP} questions in a row"
+    hint = "expected base_url, model and key_variable of an endpoint"
+
+    def __init__(self, base_url: str, keys: EndpointKeys):
+        super().__init__(base_url, keys)
+        request = {"model": keys.model, "temperature": 0, **keys.request}
         self.body = {name: value for name, value in request.items() if value is not None}
-        self.retries, self.backoff, self.workers = retries, backoff, workers
-        self._lock = threading.Lock()
-        self._num_answered = self._num_silent = 0
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"endpoint": self.client.address, "request": self.body}
-
-    @property
-    def about(self) -> str:
         how = ", ".join(f"{name} {value}" for name, value in self.body.items() if name != "model")
-        return f"{self.model} at {self.client.address} ({how}; an endpoint need not answer twice alike)"
+        self.about = f"{keys.model} at {self.address} ({how}; an endpoint need not answer twice alike)"
+        self.identity = {"endpoint": self.address, "request": self.body}
 
     def open(self, pair: Any) -> None:
-        pass
+        self.left_out = ""
 
-    def ask(self, questions: Sequence[str]) -> Iterator[Reply]:
-        """Several at once. Raises InputError for a wrong address or key, or after GIVE_UP questions without a reply."""
-        pool = ThreadPoolExecutor(self.workers)
-        try:
-            yield from pool.map(self._reply, questions)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def ask(self, questions: Sequence[str]) -> Iterator[tuple[str, Reply]]:
+        """Several at once, as they are answered. Raises InputError for a wrong address or key, or a judge that is silent."""
+        hint = "run the judge again when it answers (kept=FOLDER keeps the answers so far)"
+        for question, reply, _ in answers([self], questions, RemoteJudge._reply, 1, lambda _: None, hint):
+            yield question, Reply(None, str(reply)) if isinstance(reply, Exception) else reply
 
     def _reply(self, question: str) -> Reply:
-        try:
-            reply = retrying(self.retries + 1, self.backoff)(self._try, question)
-        except Refused as refusal:
-            return self._without(str(refusal), counts=not self._num_answered)
-        except Silent as silence:
-            return self._without(str(silence), counts=True)
-        with self._lock:
-            self._num_answered, self._num_silent = self._num_answered + 1, 0
-        return reply
-
-    def _without(self, reason: str, counts: bool) -> Reply:
-        """No reply to one question. Raises InputError once there were too many of them in a row."""
-        with self._lock:
-            self._num_silent += counts
-            if self._num_silent >= GIVE_UP:
-                raise InputError(
-                    f"judge: {self.client.address} answered none of {GIVE_UP} questions in a row ({reason}); run again when it "
-                    "answers (kept=FOLDER keeps the answers so far)"
-                )
-        return Reply(None, reason)
-
-    def _try(self, question: str) -> Reply:
-        """One request. Raises InputError, Refused or Silent."""
+        """The answer to one try. Raises NoAnswer."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        try:
-            completion = self.client.post({**self.body, "messages": messages})
-        except Wrong as error:
-            raise Wrong(f"judge: {error}", error.status) from None
+        completion = self.post({**self.body, "messages": messages})
         try:
             text = completion["choices"][0]["message"]["content"]
         except (LookupError, TypeError):
-            raise self.client.nonsense(completion) from None
+            raise self.nonsense(completion) from None
         if not isinstance(text, str):
-            raise Silent("the judge's answer holds no text")
-        by = [str(completion[name]) for name in ("model", "system_fingerprint") if completion.get(name)]
-        return Reply(text, by=" ".join(by))
+            raise Retryable("the judge's answer holds no text")
+        return Reply(
+            text, by=" ".join(str(completion[n]) for n in ("model", "system_fingerprint") if completion.get(n))
+        )
 
 
 class LocalJudge:
@@ -236,16 +198,17 @@ class LocalJudge:
             device = self.device or ("cpu" if pair is None else str(pair.device))
             self.pair = ModelPair.from_pretrained(self.model, device=device, dtype=self.dtype, revision=self.revision)
 
-    def ask(self, questions: Sequence[str]) -> Iterator[Reply]:
+    def ask(self, questions: Sequence[str]) -> Iterator[tuple[str, Reply]]:
         assert self.pair is not None
         for first in range(0, len(questions), self.batch_size):
-            prompts = [self._prompt(text) for text in questions[first : first + self.batch_size]]
+            batch = questions[first : first + self.batch_size]
+            prompts = [self._prompt(question) for question in batch]
             generations = decode(
                 self.pair, prompts, method("autoregressive"), self.sampling, batch_size=self.batch_size
             )
-            for generation in generations:
+            for question, generation in zip(batch, generations, strict=True):
                 error = generation.error and f"the judge could not read it: {generation.error.partition(': ')[2]}"
-                yield Reply(None, error) if error else Reply(generation.text)
+                yield question, Reply(None, error) if error else Reply(generation.text)
 
     def _prompt(self, question: str) -> Content:
         assert self.pair is not None
@@ -310,12 +273,15 @@ class Judge(Metric):
         check_ranges(self, "judge.")
         self.template = Template.named(template)
         self.kept = None if kept is None else Path(kept)
-        self.judge: LocalJudge | Endpoint
+        self.judge: LocalJudge | RemoteJudge
         if base_url is None:
             self.judge = LocalJudge(str(model), revision, dtype, device, batch_size, max_tokens)
         else:
-            body, limits = {"max_tokens": max_tokens, **(request or {})}, (seconds, retries, backoff, workers)
-            self.judge = Endpoint(base_url, str(model), key_variable, body, *limits)
+            keys = EndpointKeys(
+                model=str(model), key_variable=key_variable, concurrency=workers, seconds=seconds, attempts=retries + 1,
+                backoff=backoff, request={"max_tokens": max_tokens, **(request or {})},
+            )  # fmt: skip
+            self.judge = RemoteJudge(base_url, keys)
         self._replies: dict[str, Reply] = {}  # one per question and answer: equal texts have equal ratings
         self._num_kept = 0
         self._say()
@@ -346,7 +312,7 @@ class Judge(Metric):
                 self._num_kept += 1
             if text not in self._replies:
                 unasked.append(text)
-        for text, reply in zip(unasked, self.judge.ask(unasked) if unasked else (), strict=True):
+        for text, reply in self.judge.ask(unasked) if unasked else ():
             self._replies[text] = reply
             path = self._path(text)
             if path is not None and reply.text is not None:

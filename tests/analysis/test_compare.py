@@ -137,7 +137,7 @@ def test_other_metrics_do_not_decode_again(compared, tiny_overrides, tiny_respon
     assert "perplexity" not in table and table.judge.isna().all()
     assert table.throughput.iloc[1] != before.throughput.iloc[1]  # at the other cost
     manifest = json.loads((compared / "manifest.json").read_text())
-    assert re.match("programs confined by (bubblewrap|namespaces)", manifest["judged"]["pass_at_k"])
+    assert manifest["judged"]["pass_at_k"] == "programs confined by bubblewrap"
     assert re.match(r"rated by toy/target \(weights \w+, \w+\), greedily, template ", manifest["judged"]["judge"])
     assert all(f"{name}: {about}." in text for name, about in manifest["judged"].items())
     assert manifest["unscored"]["judge"]["speculative K=2"] == {"the judge gave no rating": 5}

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from data_gen import responses
-from data_gen.remote.requests import Asked, Reader, Unbelievable
+from data_gen.completions import CompletionRequest, Completions
 from tests.data_gen.stub_target import FIELDS, Status, StubTarget, stub_target
 from toolkit.config import compose
 from toolkit.errors import InputError, StaleError
 from toolkit.models.remote import LOADER, served_pair
+from toolkit.runs.endpoint import NoAnswer
 from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling
 
@@ -303,6 +304,24 @@ def test_one_refused_row_fails_alone_in_the_servers_words(make, stub):
     assert 0 < len(errors_of(folder)) < 7
 
 
+def test_an_answer_that_is_under_way_when_the_last_endpoint_is_left_out_is_kept(make, stub, checkpoints):
+    """The first request is answered after the second one has shown that the key is wrong."""
+
+    def change(request, answer):
+        if request is not stub.requests[0]:
+            raise Status(401)
+        time.sleep(0.5)
+        return answer
+
+    stub.change = change
+    with pytest.raises(InputError, match="no endpoint is left"):
+        make("served.concurrency=2", "prompts.limit=4")
+    first = stub.requests[0]["prompt"]
+    with stub_target(str(checkpoints[0])) as other:
+        make("prompts.limit=4", addresses=[other.address])
+        assert len(other.requests) == 3 and first not in [body["prompt"] for body in other.requests]
+
+
 @pytest.mark.parametrize("code", [401, 302])
 def test_a_wrong_key_or_address_ends_it_at_once(make, stub, code):
     stub.change = status(code)
@@ -386,12 +405,13 @@ LIES = {
 def test_an_answer_to_something_else_is_not_believed(checkpoints, stub, kind):
     lie, reason = LIES[kind]
     pair = served_pair({"_target_": LOADER, "target": str(checkpoints[0])})
-    reader = Reader(pair, Sampling(max_new_tokens=6), "tiny")
+    completions = Completions("vllm", "tiny", pair, Sampling(max_new_tokens=6), {})
     ids = stub.tokenizer("the cat 0").input_ids
     request = {"model": "tiny", "prompt": ids, "max_tokens": 6, "return_token_ids": True}
-    assert reader.read(stub.answer(request), Asked(0, ids, 6)).token_ids == stub.response(request)
-    with pytest.raises(Unbelievable, match=reason):
-        reader.read(lie(request, stub.answer(request)), Asked(0, ids, 6))
+    question = CompletionRequest(0, ids, 6)
+    assert completions.read(stub.answer(request), question).token_ids == stub.response(request)
+    with pytest.raises(NoAnswer, match=reason):
+        completions.read(lie(request, stub.answer(request)), question)
 
 
 def test_a_row_that_is_lied_about_fails_alone_after_two_turns(make, stub):

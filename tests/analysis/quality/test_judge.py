@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,13 +10,12 @@ import torch
 import transformers as hf
 
 from analysis import quality
-from analysis.quality import judge as endpoint
 from analysis.quality.base import reasons, table
 from analysis.quality.judge import REFERENCE, SINGLE, Judge, Template, rating_of
 from tests.analysis.quality.stub_judge import drips, drops, says, sends, stalls, stub_judge
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
-from toolkit.runs.endpoint import LONGEST_WAIT
+from toolkit.runs import endpoint
 from toolkit.testing import tiny_tokenizer
 from toolkit.types import Generation
 
@@ -224,12 +224,14 @@ def test_a_server_that_stalls_is_left(stub, kind):
     assert reasons(scores) == {"the judge did not answer in time": 2}
 
 
-def test_waits_double_and_the_server_may_ask_for_more(stub, monkeypatch):
-    waits = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    stub.answers = [drops, sends(429, b"", Retry_After="7"), drops, sends(503, b"", Retry_After="9999"), says("[[6]]")]
-    assert judged(asking(stub, retries=4, backoff=0.5), ["a"])[0].counts == (6, 1)
-    assert waits == [0.5, 7, 2, LONGEST_WAIT]
+def test_waits_double_and_the_server_may_ask_for_more_or_less(stub, monkeypatch):
+    monkeypatch.setattr(endpoint, "LONGEST_WAIT", 0.6)
+    moments, doings = [], [drops, sends(429, b"", Retry_After="0.3"), drops, sends(503, b"", Retry_After="9999")]
+    doings += [sends(503, b"", Retry_After="0"), says("[[6]]")]
+    stub.answers = [lambda handler, do=do: (moments.append(time.monotonic()), do(handler)) for do in doings]
+    assert judged(asking(stub, retries=5, backoff=0.1), ["a"])[0].counts == (6, 1)
+    waits = [after - before for before, after in pairwise(moments)]
+    assert all(0 <= wait - least < 0.25 for wait, least in zip(waits, [0.1, 0.3, 0.4, 0.6, 0], strict=True)), waits
 
 
 @pytest.mark.parametrize("status", [401, 302])
