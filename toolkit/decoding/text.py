@@ -90,7 +90,9 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         """p after the context and after every node: [B, N + 1, V], from one forward pass."""
         unread, counts = self._unread(self.target)
         real = first_ones(proposal.tokens, proposal.num_drafted)
-        nodes = torch.where(real.to(unread.device), proposal.tokens.to(unread.device), unread[:, -1:])  # read in any case
+        nodes = torch.where(
+            real.to(unread.device), proposal.tokens.to(unread.device), unread[:, -1:]
+        )  # read in any case
         tokens = torch.cat([unread, nodes], 1)
         if proposal.parents is None:
             counts = [count + proposal.num_nodes for count in counts]

@@ -120,7 +120,8 @@ class Forest:
     def counts_in_block(self) -> Tensor:
         """Which entries of the block count [B, W + N] bool: the beams there are, and the candidates of drafted layers."""
         layers = [
-            (torch.arange(pairs.shape[1], device=pairs.device) < count.unsqueeze(1)) & (self.num_layers > layer).unsqueeze(1)
+            (torch.arange(pairs.shape[1], device=pairs.device) < count.unsqueeze(1))
+            & (self.num_layers > layer).unsqueeze(1)
             for layer, (pairs, count) in enumerate(zip(self.pairs, self.counts, strict=True))
         ]
         return torch.cat([~self.scores.isneginf(), *layers], 1)
