@@ -96,13 +96,14 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, *, exac
     Returns probabilities [..., V]. Order as in transformers: repetition penalty, temperature, top-k, top-p, min-p.
     Ties at the edge of top-k are kept, unless `exactly` k are: the first of equals then. At temperature 0 the first of
     equal maxima wins.
+    A logit that is not a number or plus infinity, or none above minus infinity, leaves no number in the whole distribution.
     """
     logits = penalized(logits, sampling, seen)
     if sampling.temperature == 0:
         # What is not a distribution is passed on instead of being hidden by the argmax: the loop names the row.
         best = first_maximum(logits).unsqueeze(-1)
         highest = logits.gather(-1, best)  # not a number if any is
-        undefined = highest.clamp(max=0.0).mul_(0.0).abs_()  # 0, or not a number: also where all logits are -inf
+        undefined = highest.mul_(0.0).abs_()  # 0, or not a number: also where a logit is inf, or all are -inf
         return (
             undefined.expand_as(logits).clone(memory_format=torch.contiguous_format).scatter_(-1, best, undefined + 1)
         )

@@ -214,6 +214,7 @@ class Proposal:
     num_drafted [B]    nodes that count: the first ones of each row; the rest fills the batch
     num_calls   [B]    draft forward passes the row paid for
     cache_ids   [B, D, N] of what was drafted as a tree: each node's id in the cache of each draft; -1: not read there
+    valid       [B] False where the draft or the policy worked with what is not a number; None: it is for the rule to find
     """
 
     tokens: Tensor
@@ -224,6 +225,7 @@ class Proposal:
     drawn_from: Tensor | None = None
     candidates: Tensor | None = None
     cache_ids: Tensor | None = None
+    valid: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:

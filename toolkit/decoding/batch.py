@@ -253,6 +253,19 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         """Where the first stop string starts in the text of these tokens after the generation's prompt."""
         return self.pair.stop_position(self.sampling.stop, token_ids, generation.prompt_ids)
 
+    # -- what is not a number -------------------------------------------------------------------------------------
+
+    def spoilt(self) -> Tensor:
+        """Slots whose caches have read what is not a number, of the round's text or beside it [B, sessions], 0 or 1."""
+        return torch.stack([session.spoilt.to(self.device) for session in self.sessions], 1).long()
+
+    def clear(self, spoilt: list[list[int]]) -> None:
+        """Wipe it after the texts that go on: a row that has stopped reads on while its neighbours draft."""
+        for slot, of_sessions in enumerate(spoilt):
+            for session, is_spoilt in zip(self.sessions, of_sessions, strict=True):
+                if is_spoilt:
+                    session.clear(slot)
+
     # -- slots ----------------------------------------------------------------------------------------------------
 
     def _refill(self) -> None:

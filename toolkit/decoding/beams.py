@@ -125,6 +125,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         below = proposal.parents.to(device) + tensor_on(device, context.held)[:, None]
         parents = torch.cat([tensor_on(device, nodes), below], 1)
         block = torch.cat([tensor_on(device, newest), proposal.tokens.to(device)], 1)
+        block = torch.where(proposal.counts_in_block.to(device), block, block[:, :1])  # what is read in any case
         self.target.reserve(max(self.target.lengths) + unread.shape[1] + block.shape[1])
         tokens = torch.cat([unread, block], 1)
         return self.target.extend(tokens, counts=counts, parents=parents, last=block.shape[1]).logits
@@ -169,7 +170,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         facts, most = BeamRound(forest, verdict), verdict.extra_tokens.shape[1]
         for slot in range(len(self.rows)):
             old, pairs = self.beams[slot].living, facts.extras(slot)
-            if not self.busy[slot] or len(pairs) < most:
+            if not self.busy[slot] or not facts.valid[slot] or len(pairs) < most:
                 continue
             texts = ([*facts.path(slot, parent, old), token] for parent, token, _ in pairs)
             if sum(not self._ends(slot, text) for text in texts) < self.settings.num_beams:
@@ -214,7 +215,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
 
     def commit(self, context: ForestContext, proposal: Forest, verdict: BeamVerdict, clock: Clock) -> None:
         """Let the beams of the layer that the round ended in live on; those that ended are finished."""
-        facts = BeamRound(proposal, verdict)
+        facts, spoilt = BeamRound(proposal, verdict), self.spoilt().tolist()
         uniforms = context.uniforms_of_collapse.tolist()
         seconds = clock.seconds()
         for slot in range(len(self.rows)):
@@ -234,6 +235,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
                 ended = "end" if token_ids[-1] in self.end_ids else "length"
                 self.end(slot, "stop" if self._stops(slot, token_ids) else ended)
         self._forget()
+        self.clear(spoilt)
 
     def _advance(self, slot: int, facts: BeamRound, held: int) -> None:
         """Replace the row's living beams by those of the layer that its round ended in."""

@@ -135,5 +135,5 @@ def _moved(old: Earlier, new: Positions, index: Tensor, mine: Tensor) -> Earlier
     joined = {
         name: torch.cat([values, new[name].to(values.dtype)], 1)[rows, index] for name, values in old.positions.items()
     }
-    log_probs = new["token_prob"].double().clamp(min=SMALLEST).log() * mine
+    log_probs = torch.where(mine, new["token_prob"].double().clamp(min=SMALLEST).log(), 0.0)
     return Earlier(**joined, likelihood=old.likelihood + log_probs.sum(1).float(), count=old.count + mine.sum(1))

@@ -106,15 +106,14 @@ class _Walk:
     def begin(cls, forest: Forest, logits: Tensor, beams: Beams, room: Tensor) -> _Walk:
         """The walk before the first layer."""
         length = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+        valid = ~(logits.isnan().any(2) & forest.counts_in_block).any(1)
         return cls(
             scores=forest.scores,
             texts=forest.texts,
             first=0,
             count=forest.num_before,
             active=~forest.scores.isneginf().all(1),
-            valid=~logits.isnan()
-            .flatten(1)
-            .any(1),  # of rejected nodes, too: their slots stay in the cache for a while
+            valid=valid if forest.valid is None else valid & forest.valid,
             length=length,
             width=torch.full_like(length, beams.num_beams),
             room=room,

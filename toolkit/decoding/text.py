@@ -5,6 +5,7 @@ Shapes: B batch slots, N proposed nodes, V vocabulary.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -21,6 +22,7 @@ from toolkit.sampling import Sampling, warp
 from toolkit.stopping.base import State
 from toolkit.types import Proposal, Round, Verdict
 from toolkit.verification import TextRule
+from toolkit.verification.base import first_ones
 
 
 class TextBatch(Batch[DraftContext, Proposal, Verdict]):
@@ -87,25 +89,29 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
     def score(self, context: DraftContext, proposal: Proposal) -> Tensor:
         """p after the context and after every node: [B, N + 1, V], from one forward pass."""
         unread, counts = self._unread(self.target)
-        tokens = torch.cat([unread, proposal.tokens.to(unread.device)], 1)
+        real = first_ones(proposal.tokens, proposal.num_drafted)
+        nodes = torch.where(
+            real.to(unread.device), proposal.tokens.to(unread.device), unread[:, -1:]
+        )  # read in any case
+        tokens = torch.cat([unread, nodes], 1)
         if proposal.parents is None:
             counts = [count + proposal.num_nodes for count in counts]
         reading = self.target.extend(tokens, counts=counts, parents=proposal.parents, last=proposal.num_nodes + 1)
         return warp(reading.logits, self.sampling, _seen_at_nodes(context, proposal))
 
     def verify(self, context: DraftContext, proposal: Proposal, scores: Tensor, uniforms: Tensor) -> Verdict:
-        return self.rule.verify(proposal, scores, uniforms)
+        verdict = self.rule.verify(proposal, scores, uniforms)
+        return verdict if proposal.valid is None else replace(verdict, valid=verdict.valid & proposal.valid)
 
     def commit(self, context: DraftContext, proposal: Proposal, verdict: Verdict, clock: Clock) -> None:
         """Take the accepted tokens into the texts, cut caches back, end rows that are done."""
         tokens, path, extra = proposal.tokens.tolist(), verdict.path.tolist(), verdict.extra.tolist()
-        facts = torch.stack([
-            verdict.length, proposal.num_drafted, proposal.num_calls, verdict.bonus.long(), verdict.valid.long()
-        ], 1).tolist()  # fmt: skip
+        columns = (verdict.length, proposal.num_drafted, proposal.num_calls, verdict.bonus.long(), verdict.valid.long())
+        facts = torch.cat([torch.stack(columns, 1), self.spoilt()], 1).tolist()
         seconds = clock.seconds()
         accepted, lengths = [], [len(row.context) for row in self.rows]
         for slot, row in enumerate(self.rows):
-            length, num_drafted, num_calls, bonus, valid = facts[slot]
+            length, num_drafted, num_calls, bonus, valid, *_ = facts[slot]
             accepted.append(length)
             if not self.busy[slot]:
                 continue
@@ -120,6 +126,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
             if reason:
                 self.end(slot, reason)
         self._forget(context, proposal, verdict, accepted, lengths)
+        self.clear([row[len(columns) :] for row in facts])
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from toolkit.engine.device import tensor_on
 from toolkit.engine.tree import Placement, TreeIndex
 from toolkit.errors import InputError
 
@@ -30,6 +31,9 @@ class Session(ABC):
 
     `extend` reads tokens, `truncate` and `keep` forget them; rows are independent of each other. `num_calls` counts
     forward passes. Subclasses compute; where tokens live and what they see is the TreeIndex's.
+
+    spoilt  [B] bool: rows that have read, since `clear`, a token whose state is not a number. Until then it may leak out of
+            slots that are masked
     """
 
     reads_states = False  # True for a draft that reads the target's states of the text
@@ -37,6 +41,7 @@ class Session(ABC):
     def __init__(self, num_rows: int, capacity: int, device: torch.device):
         self.index = TreeIndex(num_rows, capacity, device)
         self.num_calls = 0
+        self.spoilt = torch.zeros(num_rows, dtype=torch.bool, device=device)
         self.clips_tokens = False  # True where the other model of a pair has a larger vocabulary
 
     @property
@@ -70,7 +75,12 @@ class Session(ABC):
             tokens = torch.nn.functional.pad(tokens, (more, 0))
         placement = self.index.place(rows, tokens.shape[1], counts, parents)
         self.num_calls += 1
-        return self._forward(tokens, rows, placement, parents, last)
+        reading = self._forward(tokens, rows, placement, parents, last)
+        spoilt = reading.hidden[..., 0].isnan().any(1).to(self.index.device)
+        if len(rows) < self.index.num_rows:
+            spoilt = torch.zeros_like(self.spoilt).index_copy(0, tensor_on(self.index.device, rows), spoilt)
+        self.spoilt = self.spoilt | spoilt
+        return reading
 
     def truncate(self, lengths: list[int]) -> None:
         """Forget everything after the first `lengths[row]` tokens of each row. For chains; costs nothing."""
@@ -116,10 +126,15 @@ class Session(ABC):
     def select(self, rows: list[int]) -> None:
         """Keep these rows only, in this order."""
         self.index.select(rows)
+        self.spoilt = self.spoilt[rows]
 
     def reset(self, row: int) -> None:
         """Empty one row for another text."""
         self.index.reset(row)
+
+    def clear(self, row: int) -> None:
+        """Wipe the slots after a row's tokens; subclasses wipe what they hold there."""
+        self.spoilt = self.spoilt.index_fill(0, tensor_on(self.index.device, [row]), False)
 
     @property
     @abstractmethod

@@ -282,6 +282,12 @@ class HFSession(Session):
         for buffer in self.buffers:  # a text that ended in not-a-number must not leak through masked slots
             buffer[row].zero_()
 
+    @torch.inference_mode()
+    def clear(self, row: int) -> None:
+        super().clear(row)
+        for buffer in self.buffers:
+            buffer[row, self.lengths[row] :].zero_()
+
     @property
     def buffers(self) -> list[Tensor]:
         """All that is cached by slot."""

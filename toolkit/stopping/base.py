@@ -22,6 +22,7 @@ class StoppingPolicy:
 
     The state is a dict of tensors with a leading row dimension, fresh per prompt. Rows may be selected, replaced or
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
+    A row whose state is not a number ends with an error. So an estimate that decides belongs into the state.
 
     limit              the most tokens that the policy can ever ask for in a round; None: no limit of its own
     reads              True: it also decides after a forward pass, before its token is drawn (`read`)
@@ -135,7 +136,9 @@ def entry_probs(estimator: DrawnEstimator, step: Step, survival: Tensor | None) 
     if survival is not None:
         accepted, following = accepted.to(survival.dtype), following.to(survival.dtype)
     entered = accepted if survival is None else survival * accepted
-    return entered, entered * following
+    next_entered = entered * following
+    # The first is what policies keep: so what is not a number shows in the state, and ends the row.
+    return torch.where(next_entered.isnan(), next_entered, entered), next_entered
 
 
 class Thresholded(StoppingPolicy, ABC):

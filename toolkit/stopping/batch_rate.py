@@ -99,7 +99,8 @@ class BatchRate(StoppingPolicy):
         extra, _, _ = self._costs(len(step.live), step.live.device)
         survival, following = entry_probs(self.estimator, step, state["survival"] if step.depth > 1 else None)
         price = state["rate"][0] * extra[min(step.depth, self.deepest - 1)]
-        gained = torch.dot(following.to(extra.dtype), step.live.to(extra.dtype))
+        following = following.nan_to_num(0.0).to(extra.dtype)  # a row that is broken adds nothing
+        gained = torch.dot(following, step.live.to(extra.dtype))
         return {**state, "survival": survival}, (gained > price).expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:

@@ -44,7 +44,10 @@ class TextRule(Rule):
 
     @abstractmethod
     def verify(self, proposal: Proposal, target_probs: Tensor, uniforms: Tensor) -> Verdict:
-        """Draw a verdict. target_probs [B, N + 1, V]: index 0 after the context, n + 1 after node n."""
+        """Draw a verdict. target_probs [B, N + 1, V]: index 0 after the context, n + 1 after node n.
+
+        A row is not `valid` if p after any of its nodes, or the q of any of its candidates, is not a number.
+        """
 
 
 class PathRule(TextRule):
@@ -87,8 +90,7 @@ class PathRule(TextRule):
         )
         steps = torch.arange(num_nodes, device=length.device)
         path = torch.where(steps < length.unsqueeze(1), steps, -1)
-        valid = extra_distribution.sum(-1) > 0  # false for not-a-number as well
-        valid &= torch.isfinite(target_probs.sum(-1)).all(-1)
+        valid = holds_numbers(proposal, target_probs) & (extra_distribution.sum(-1) > 0)
         extra = draw(extra_distribution.nan_to_num(1.0), extras.gather(1, length.unsqueeze(1)).squeeze(1))
         return Verdict(path, length, extra, length == proposal.num_drafted, valid)
 
@@ -155,7 +157,7 @@ class SelectionRule(TextRule):
         length, extra = torch.zeros_like(rows), torch.zeros_like(rows)
         walking = torch.ones_like(rows, dtype=torch.bool)
         bonus = torch.zeros_like(walking)
-        valid = torch.isfinite(target_probs.sum(-1)).all(-1)
+        valid = holds_numbers(proposal, target_probs)
         for _ in range(proposal.num_nodes + 1):
             at_node = table[rows, node + 1]
             chosen, token, good = self._emit(
@@ -186,7 +188,7 @@ class SelectionRule(TextRule):
         extras: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Visit one node per row. Returns the candidate the walk goes on with [B] (-1: none), the extra token [B], and
-        whether p and q are distributions [B].
+        whether that comes from a distribution [B].
 
         nodes [B, M] of the candidates, target_probs [B, V] after the nodes [B], at_node [B, K] its candidates (-1 after
         the last). A candidate is reached by acceptance, or because the extra token is that candidate.
@@ -204,8 +206,7 @@ class SelectionRule(TextRule):
         chosen = torch.full_like(node, -1)
         for k in reversed(range(at_node.shape[1])):
             chosen = torch.where(reached[:, k], at_node[:, k], chosen)
-        finite = torch.isfinite(draft_probs.sum(-1)) | ~real
-        return chosen, extra, (residuals.sum(-1) > 0) & finite.all(-1)
+        return chosen, extra, residuals.sum(-1) > 0
 
 
 def acceptance(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -214,9 +215,12 @@ def acceptance(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Ten
 
 
 def acceptances(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """min(1, p(y)/q(y)) for several tokens of one distribution: distributions [..., V], tokens [..., K]."""
+    """min(1, p(y)/q(y)) for several tokens of one distribution: distributions [..., V], tokens [..., K].
+
+    Not a number where p(y) or q(y) is not.
+    """
     p, q = target_probs.gather(-1, tokens), draft_probs.gather(-1, tokens)
-    return torch.where(q > 0, (p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1.0), (p > 0).to(p.dtype))
+    return torch.where(q <= 0, p.sign(), p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1.0)
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
@@ -292,6 +296,18 @@ def check_distinct(tokens: Tensor, real: Tensor) -> None:
     equal = (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)) & real.unsqueeze(-1) & real.unsqueeze(-2) & earlier
     if bool(equal.any()):
         raise InputError(f"candidates: expected different tokens, got {tokens.tolist()}")
+
+
+def holds_numbers(proposal: Proposal, target_probs: Tensor) -> Tensor:
+    """Rows [B] whose p after the context and every node, and whose q of every candidate, hold numbers alone.
+
+    What fills the batch is not looked at: a row alone has none of it.
+    """
+    p, q = (torch.isfinite(probs.sum(-1)) for probs in (target_probs, proposal.draft_probs))
+    if proposal.drawn_from is not None:
+        q = q.gather(1, proposal.drawn_from)
+    real = candidate_nodes(proposal) >= 0
+    return (p | ~first_ones(p, proposal.num_drafted + 1)).all(1) & (q[:, : real.shape[1]] | ~real).all(1)
 
 
 def candidate_nodes(proposal: Proposal) -> Tensor:

@@ -20,7 +20,7 @@ from toolkit.decoding.context_window import EarlierPositions
 from toolkit.engine import Session
 from toolkit.sampling import Sampling
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import Proposal, Verdict
+from toolkit.types import DraftStep, Proposal, Verdict
 
 
 @dataclass
@@ -103,13 +103,48 @@ class TextProposer(Proposer):
         """Forget in the drafts' caches what was not accepted. `lengths`: tokens of each row's context before the round."""
 
 
-def empty_proposal(num_calls: Tensor) -> Proposal:
-    """A proposal of rows that drafted nothing; num_calls [B]."""
+class Numbers:
+    """What the decisions of a round were made from, row by row: is all of it a number?
+
+    Nothing is looked at before the round's end (`valid`), so that this adds next to nothing to a drafted token.
+    A policy's estimates are not seen themselves. One that is not a number shows in the policy's state.
+    """
+
+    def __init__(self, policy: StoppingPolicy, limits: Tensor):
+        self.reads_states, self.num_rows = policy.reads_states, len(limits)
+        self.values = [torch.zeros(self.num_rows, 1, dtype=torch.float32, device=limits.device)]
+        self.counts = [self.values[0] > 0]
+
+    def add_step(self, step: DraftStep, rows: Tensor) -> None:
+        """Add what a policy may see of a step's rows, and the distribution that is drawn from; rows: which ones count."""
+        self.add(step.probs[:, 0], rows)  # stands for all of them (`warp`)
+        if self.reads_states:
+            hidden = step.hidden if step.hidden.dtype == torch.float64 else step.hidden.float()
+            self.add(hidden.sum(-1) * 0, rows)  # not a number for infinite states as well
+
+    def add_state(self, new: State, old: State, rows: Tensor) -> None:
+        """Add what a policy has changed in its state."""
+        for key, value in new.items():
+            if value is not old[key] and value.is_floating_point():
+                self.add(value, rows)
+
+    def add(self, values: Tensor, rows: Tensor) -> None:
+        """Add values [R, ...], of which those of some rows [R] count; R is a multiple of the batch."""
+        values = values.reshape(self.num_rows, len(rows) // self.num_rows, -1)
+        self.values.append(values.flatten(1))
+        self.counts.append(rows.view(*values.shape[:2], 1).expand_as(values).flatten(1))
+
+    def valid(self) -> Tensor:
+        """Rows [B] of which all values that count are numbers."""
+        return ~(torch.cat(self.values, 1).isnan() & torch.cat(self.counts, 1)).any(1)
+
+
+def empty_proposal(num_calls: Tensor, valid: Tensor) -> Proposal:
+    """A proposal of rows that drafted nothing; num_calls and valid [B]."""
     num_rows, device = len(num_calls), num_calls.device
     nothing = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
-    return Proposal(
-        nothing, torch.zeros(num_rows, 0, 1, dtype=torch.float32, device=device), torch.zeros_like(num_calls), num_calls
-    )
+    no_probs = torch.zeros(num_rows, 0, 1, dtype=torch.float32, device=device)
+    return Proposal(nothing, no_probs, torch.zeros_like(num_calls), num_calls, valid=valid)
 
 
 def frozen(new: State, old: State, moving: Tensor) -> State:

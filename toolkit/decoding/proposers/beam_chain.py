@@ -24,7 +24,7 @@ from torch import Tensor
 
 from toolkit.config.notes import Between
 from toolkit.config.values import check_ranges
-from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
+from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal
 from toolkit.decoding.proposers.tree import keep_path
 from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import Reading
@@ -88,6 +88,7 @@ class BeamChainProposer(TextProposer):
         drafting = starts & (limits > 0)
         num_calls, leader = torch.zeros_like(limits), torch.full_like(limits, -1)
         gate, levels, num_read = Gate(device), [_context_level(context, state)], 0
+        numbers = Numbers(policy, limits)
         most = min(context.most, self.num_tokens, self.num_tokens if policy.limit is None else policy.limit)
         while len(levels) <= most and gate.passes(drafting):
             depth = len(levels)
@@ -95,9 +96,13 @@ class BeamChainProposer(TextProposer):
             reading, num_read = self._read(context, levels), (depth - 1) * self.num_beams
             logits, hidden = levels[-1].texts.shared(context.fit(reading.logits)), reading.hidden.to(device)
             levels[-1].probs = probs = warp(logits, context.sampling, levels[-1].seen)
+            step = DraftStep(depth, _flat(logits), _flat(probs), _flat(hidden))
+            rows = _flat(drafting.unsqueeze(1) & ~levels[-1].ended)
+            numbers.add_step(step, rows)
             if policy.reads:
-                step = DraftStep(depth, _flat(logits), _flat(probs), _flat(hidden))
+                before = levels[-1].state
                 drafting = drafting & self._of_leader(levels, leader, _read_state(policy, step, levels[-1], drafting))
+                numbers.add_state(levels[-1].state, before, rows)
                 if not gate.passes(drafting):
                     break
             level, picked = self._draw(context, levels, logits, drafting)
@@ -108,7 +113,9 @@ class BeamChainProposer(TextProposer):
                 _flat(hidden)[picked],
                 level.tokens.flatten(),
             )
-            level.state, go_on = policy.step(step, {key: value[picked] for key, value in levels[-1].state.items()})
+            before = {key: value[picked] for key, value in levels[-1].state.items()}
+            level.state, go_on = policy.step(step, before)
+            numbers.add_state(level.state, before, _flat(drafting.unsqueeze(1).expand_as(level.ended)))
             levels.append(level)
             leader = torch.where(drafting, _leader(levels), leader)
             going = go_on.view_as(level.ended) & ~level.ended
@@ -116,7 +123,7 @@ class BeamChainProposer(TextProposer):
         longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
         del levels[longest + 1 :]
         num_read = min(num_read, longest * self.num_beams)
-        return self._proposal(levels, leader, num_calls, num_read), _leader_state(levels, leader)
+        return self._proposal(levels, leader, num_calls, num_read, numbers.valid()), _leader_state(levels, leader)
 
     def commit(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
@@ -164,11 +171,13 @@ class BeamChainProposer(TextProposer):
         index = leader - (len(levels) - 2) * self.num_beams
         return flags.gather(1, index.clamp(min=0).unsqueeze(1)).squeeze(1) & (index >= 0)
 
-    def _proposal(self, levels: list[_Level], leader: Tensor, num_calls: Tensor, num_read: int) -> Proposal:
+    def _proposal(
+        self, levels: list[_Level], leader: Tensor, num_calls: Tensor, num_read: int, valid: Tensor
+    ) -> Proposal:
         """The path down to each row's leader [B], as a chain; -1: nothing was drafted."""
         num_rows, device = len(leader), leader.device
         if len(levels) == 1:
-            return empty_proposal(num_calls)
+            return empty_proposal(num_calls, valid)
         length = torch.where(leader >= 0, leader // self.num_beams + 1, 0)
         rows = torch.arange(num_rows, device=device)
         index = leader.clamp(min=0) % self.num_beams
@@ -188,6 +197,7 @@ class BeamChainProposer(TextProposer):
             num_drafted=length,
             num_calls=num_calls,
             cache_ids=torch.where(cache_ids < num_read, cache_ids, -1).unsqueeze(1),  # -1: the draft has not read it
+            valid=valid,
         )
 
 

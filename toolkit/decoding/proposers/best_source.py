@@ -9,14 +9,14 @@ Shapes: B batch slots, K tokens of the longest draft, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from toolkit.decoding.proposers.base import DraftContext
+from toolkit.decoding.proposers.base import DraftContext, Numbers
 from toolkit.decoding.proposers.chain import ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer, point_masses
 from toolkit.decoding.proposers.suffix import SuffixProposer
@@ -37,10 +37,14 @@ class BestSourceProposer(ChainProposer):
     copies: CopyProposer = field(default_factory=SuffixProposer)
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
+        numbers, rows, before = Numbers(policy, context.limits), context.limits > 0, state
         copied, num_copied, state = self.copies.copied(
-            context.texts, context.room, context.end_ids, policy, state, context.limits > 0
+            context.texts, context.room, context.end_ids, policy, state, rows
         )
+        numbers.add_state(state, before, rows)
         drafted, state = super().propose(context, policy, state)
+        assert drafted.valid is not None
+        drafted = replace(drafted, valid=drafted.valid & numbers.valid())
         return _joined(drafted, copied, num_copied, context.vocab_size), state
 
     def commit(
@@ -65,4 +69,4 @@ def _joined(drafted: Proposal, copied: Tensor, num_copied: Tensor, vocab_size: i
     if num_drawn:
         q[:, :num_drawn] = torch.where(by_draft.view(-1, 1, 1), drafted.draft_probs, q[:, :num_drawn])
     sent = most_of(num_drafted, width, least=0)
-    return Proposal(tokens[:, :sent], q[:, :sent], num_drafted, drafted.num_calls)
+    return Proposal(tokens[:, :sent], q[:, :sent], num_drafted, drafted.num_calls, valid=drafted.valid)

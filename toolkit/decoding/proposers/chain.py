@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal, frozen
+from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal, frozen
 from toolkit.engine import Reading
 from toolkit.engine.device import Gate
 from toolkit.sampling import draw, first_maximum, warp
@@ -36,7 +36,7 @@ class ChainProposer(TextProposer):
         num_drafted, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
         gate = Gate(device)
         alone = num_rows == 1 and gate.ahead == 0  # a single row is never past its own stop
-        seen = context.seen
+        seen, numbers = context.seen, Numbers(policy, limits)
         tokens: list[Tensor] = []
         draft_probs: list[Tensor] = []
         # Whether to draft at all is worth waiting for: nothing is launched for a round without drafts.
@@ -48,8 +48,10 @@ class ChainProposer(TextProposer):
             probs = warp(logits, context.sampling, seen)
             before = self._before(context, reading, depth)
             step = DraftStep(depth, logits, probs, reading.hidden[:, -1].to(device), live=drafting, before=before)
+            numbers.add_step(step, drafting)
             if policy.reads:
                 new_state, go_on = policy.read(step, state)
+                numbers.add_state(new_state, state, drafting)
                 state, drafting = new_state if alone else frozen(new_state, state, drafting), drafting & go_on
                 if not gate.passes(drafting):
                     self._note(context, step)
@@ -59,6 +61,7 @@ class ChainProposer(TextProposer):
             draft_probs.append(probs)
             num_drafted += drafting
             new_state, go_on = policy.step(step, state)
+            numbers.add_state(new_state, state, drafting)
             state = new_state if alone else frozen(new_state, state, drafting)
             self._note(context, step)
             drafting = drafting & go_on & (limits > depth)
@@ -68,9 +71,9 @@ class ChainProposer(TextProposer):
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
         longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
         if not longest:
-            return empty_proposal(num_calls), state
+            return empty_proposal(num_calls, numbers.valid()), state
         drawn_tokens, probs = torch.stack(tokens[:longest], 1), torch.stack(draft_probs[:longest], 1)
-        return Proposal(drawn_tokens, probs, num_drafted, num_calls), state
+        return Proposal(drawn_tokens, probs, num_drafted, num_calls, valid=numbers.valid()), state
 
     def _read(self, context: DraftContext, tokens: list[Tensor]) -> Reading:
         """Let the draft read what it has not read of the context, or the newest token."""

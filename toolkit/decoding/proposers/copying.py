@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal, frozen
+from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal, frozen
 from toolkit.engine.device import floats_on, most_of, tensor_on
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Match, Proposal, Verdict
@@ -63,11 +63,14 @@ class CopyProposer(TextProposer):
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         state, starts = policy.begin(context.limits > 0, state)
+        before, numbers = state, Numbers(policy, context.limits)
         tokens, num_drafted, state = self.copied(context.texts, context.room, context.end_ids, policy, state, starts)
-        num_calls = torch.zeros_like(context.limits)
+        numbers.add_state(state, before, starts)
+        num_calls, valid = torch.zeros_like(context.limits), numbers.valid()
         if not tokens.shape[1]:
-            return empty_proposal(num_calls), state
-        return Proposal(tokens, point_masses(tokens, context.vocab_size), num_drafted, num_calls), state
+            return empty_proposal(num_calls, valid), state
+        q = point_masses(tokens, context.vocab_size)
+        return Proposal(tokens, q, num_drafted, num_calls, valid=valid), state
 
     def copied(
         self,

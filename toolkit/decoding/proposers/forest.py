@@ -22,7 +22,7 @@ from torch import Tensor
 
 from toolkit.config.notes import Between
 from toolkit.config.values import check_ranges, shown
-from toolkit.decoding.proposers.base import Proposer, frozen
+from toolkit.decoding.proposers.base import Numbers, Proposer, frozen
 from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import Session
 from toolkit.engine.device import Gate, tensor_on
@@ -82,6 +82,7 @@ class Forest:
     newest_ids   [B, W] of the beams' newest tokens in the draft's cache; node n has id node_ids[:, n], if n < num_read
     was_read     whether the draft was asked at all
     joint        per layer of nodes (input beams first) that the draft has read: log q of the pairs after them [B, n, V]
+    valid        [B] False where the draft or the policy worked with what is not a number; None: it is for the rule to find
     """
 
     tokens: Tensor
@@ -98,6 +99,7 @@ class Forest:
     num_read: int
     was_read: bool
     joint: list[Tensor] = field(default_factory=list)
+    valid: Tensor | None = None
 
     @property
     def num_before(self) -> int:
@@ -114,6 +116,16 @@ class Forest:
         """Layers that count [B]: see `num_nodes`."""
         return self.num_layers
 
+    @property
+    def counts_in_block(self) -> Tensor:
+        """Which entries of the block count [B, W + N] bool: the beams there are, and the candidates of drafted layers."""
+        layers = [
+            (torch.arange(pairs.shape[1], device=pairs.device) < count.unsqueeze(1))
+            & (self.num_layers > layer).unsqueeze(1)
+            for layer, (pairs, count) in enumerate(zip(self.pairs, self.counts, strict=True))
+        ]
+        return torch.cat([~self.scores.isneginf(), *layers], 1)
+
 
 def joint_distribution(scores: Tensor, logits: Tensor, sampling: Sampling, texts: TextOrder) -> tuple[Tensor, Tensor]:
     """The distribution of a layer over pairs (beam, token), warped as one distribution [B, n V]; and its logarithm
@@ -123,13 +135,15 @@ def joint_distribution(scores: Tensor, logits: Tensor, sampling: Sampling, texts
     a beam get zeros.
     """
     logits = texts.shared(logits if logits.dtype == torch.float64 else logits.float())
-    alive = ~scores.isneginf().all(1, keepdim=True)
+    dead = scores.isneginf()  # whatever follows them, be it not a number
+    alive = ~dead.all(1, keepdim=True)
     top = torch.where(alive, scores.amax(1, keepdim=True), 0.0)
     logps = logits.log_softmax(-1)
     relative = (scores - top).to(logps.dtype).unsqueeze(-1) + logps  # float32 has no digits to spare for long texts
-    probs = texts.warp(torch.where(alive.unsqueeze(-1), relative, 0.0), sampling)
+    nothing = torch.where(alive, -torch.inf, 0.0).to(logps.dtype).unsqueeze(-1)
+    probs = texts.warp(torch.where(dead.unsqueeze(-1), nothing, relative), sampling)
     joint = scores.unsqueeze(-1) + logps.double()
-    return torch.where(alive, probs, 0.0), joint.masked_fill(scores.isneginf().unsqueeze(-1), -torch.inf)
+    return torch.where(alive, probs, 0.0), joint.masked_fill(dead.unsqueeze(-1), -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -181,27 +195,34 @@ class ForestProposer(Proposer):
         drafting = starts & (limits > 0)
         num_layers, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
         growing = _Growing(context, width, self.scheme, self.weights == "draft")
-        gate = Gate(device)
+        gate, numbers = Gate(device), Numbers(policy, limits)
         while growing.depth < context.most and gate.passes(drafting):
             logits, hidden = growing.read()
             num_calls += drafting
             drafting = drafting & ~growing.scores.isneginf().all(1)
             probs, joint = joint_distribution(growing.scores, logits, context.sampling, growing.texts)
             growing.joint += [joint] if growing.weighed_by_draft else []
+            numbers.add(probs[:, 0], drafting)
             if policy.reads:
-                new_state, go_on = policy.read(growing.step(logits, hidden, None), state)
+                step = growing.step(logits, hidden, None)
+                numbers.add_step(step, drafting)
+                new_state, go_on = policy.read(step, state)
+                numbers.add_state(new_state, state, drafting)
                 state, drafting = frozen(new_state, state, drafting), drafting & go_on
                 if not gate.passes(drafting):
                     break
             growing.add(probs, joint)
             num_layers += drafting
             step = growing.step(logits, hidden, growing.best)
+            numbers.add_step(step, drafting)
             new_state, go_on = policy.step(step, state)
+            numbers.add_state(new_state, state, drafting)
             if self.min_beams is not None:
                 growing.widen(policy.foresee(step), self.min_beams)
             state = frozen(new_state, state, drafting)
             drafting = drafting & go_on & (limits > growing.depth) & ~growing.scores.isneginf().all(1)
-        return growing.forest(gate.settle() // (2 if policy.reads else 1), num_layers, num_calls), state
+        longest = gate.settle() // (2 if policy.reads else 1)
+        return growing.forest(longest, num_layers, num_calls, numbers.valid()), state
 
 
 class _Growing:
@@ -278,7 +299,7 @@ class _Growing:
     def widen(self, prob: Tensor | None, min_accepted: int) -> None:
         """Set how many candidates of the next layer count, if one is accepted with this probability [B]."""
         if prob is not None:
-            needed = (min_accepted / prob.clamp(min=1e-6)).ceil().clamp(min_accepted, self.width)
+            needed = (min_accepted / prob.nan_to_num(1.0).clamp(min=1e-6)).ceil().clamp(min_accepted, self.width)
             self.count = needed.to(self.count.dtype)
 
     def step(self, logits: Tensor, hidden: Tensor, best: Tensor | None) -> DraftStep:
@@ -293,7 +314,7 @@ class _Growing:
         probs = warp(logits[rows, at], self.context.sampling)
         return DraftStep(self.depth, logits[rows, at], probs, hidden[rows, at], self.tokens[-1][rows, best])
 
-    def forest(self, num_layers: int, counted: Tensor, num_calls: Tensor) -> Forest:
+    def forest(self, num_layers: int, counted: Tensor, num_calls: Tensor, valid: Tensor) -> Forest:
         """The first layers as flat arrays."""
         num_rows, num_beams = self.context.scores.shape
         empty = torch.zeros(num_rows, 0, dtype=torch.long, device=counted.device)
@@ -316,6 +337,7 @@ class _Growing:
             num_read=self.width * min(len(self.layer_ids), num_layers),
             was_read=self.num_forwards > 0,
             joint=self.joint,
+            valid=valid,
         )
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges, shown
-from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
+from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal
 from toolkit.decoding.proposers.distinct import DistinctNodes
 from toolkit.engine import Session
 from toolkit.engine.device import Gate, tensor_on
@@ -106,7 +106,7 @@ class TreeProposer(TextProposer):
         state, starts = policy.begin(limits > 0, state)
         drafting = starts & (limits > 0)
         sources = [_Source(draft, context.sampling.at(own)) for draft, own in self.sources(len(context.sessions))]
-        tree = _Tree(sources, len(context.sessions), drafting, state)
+        tree = _Tree(sources, len(context.sessions), drafting, state, Numbers(policy, limits))
         gate, num_calls = Gate(limits.device), torch.zeros_like(limits)
         most = context.most if policy.limit is None else min(context.most, policy.limit)
         for depth, width in enumerate(self.widths[:most], start=1):
@@ -115,10 +115,12 @@ class TreeProposer(TextProposer):
                 break
             level = tree.read(context, depth)
             num_calls += level.num_calls
+            tree.add_numbers(level)
             if policy.reads:
                 logits, probs = (_rows(values, level.own) for values in (level.logits, level.probs))
-                step = DraftStep(depth, _flat(logits), _flat(probs), _flat(level.hidden))
-                tree.state, go_on = policy.read(step, tree.state)
+                step, before = DraftStep(depth, _flat(logits), _flat(probs), _flat(level.hidden)), tree.state
+                tree.state, go_on = policy.read(step, before)
+                tree.numbers.add_state(tree.state, before, tree.growing.flatten())
                 tree.growing = tree.growing & go_on.view_as(tree.growing)
                 if not gate.passes(tree.growing):
                     break
@@ -185,6 +187,7 @@ class _Tree:
     num_drafts: int
     drafting: Tensor
     state: State
+    numbers: Numbers
     source: list[int] = field(init=False)
     growing: Tensor = field(init=False)
 
@@ -226,6 +229,14 @@ class _Tree:
         # States of different models are not comparable: heads are refused with several drafts (`Method.bind`).
         states = torch.cat([readings[0][1]] * len(self.sources), 1) if self.num_drafts == 1 else logits[..., :0]
         return _Level(logits, penalties, probs, index, own, _rows(states, own), num_calls)
+
+    def add_numbers(self, level: _Level) -> None:
+        """Add what a level's children are drawn from, and the states there, to the numbers of the round."""
+        ends = level.own.unsqueeze(2) if self.depth else level.at  # children of the context are of all sources
+        probs = _flat(_rows(level.probs[..., :1], ends.flatten(1)))
+        hidden = level.hidden.unsqueeze(2).expand(*ends.shape, -1).flatten(0, 2)
+        rows = self.growing.unsqueeze(2).expand_as(ends).flatten()
+        self.numbers.add_step(DraftStep(self.depth, probs, probs, hidden), rows)
 
     def _read_one(self, context: DraftContext, draft: int, session: Session) -> tuple[Tensor, Tensor]:
         """Logits [B, W, V] and states [B, W, D] at the draft's newest nodes."""
@@ -283,7 +294,9 @@ class _Tree:
         flat = (torch.arange(num_rows, device=device).unsqueeze(1) * num_chains + parent).reshape(-1)
         logits, hidden = _flat(_rows(level.logits, source_rows)), _flat(level.hidden)[flat]
         step = DraftStep(self.depth, logits, child_probs.flatten(0, 2), hidden, tokens.reshape(-1))
-        self.state, go_on = policy.step(step, {key: value[flat] for key, value in self.state.items()})
+        before = {key: value[flat] for key, value in self.state.items()}
+        self.state, go_on = policy.step(step, before)
+        self.numbers.add_state(self.state, before, alive.flatten())
         self.growing = alive & go_on.view_as(alive)
         for end in context.end_ids:
             self.growing = self.growing & (tokens != end)
@@ -319,7 +332,7 @@ class _Tree:
     def proposal(self, num_calls: Tensor) -> Proposal:
         """The tree as flat arrays: nodes that count first, and candidates that count first."""
         if not self.alive:
-            return empty_proposal(num_calls)
+            return empty_proposal(num_calls, self.numbers.valid())
         real = torch.cat(self.nodes.real, 1)
         order, rank = _first_ones(real)
         parents = torch.cat(self.nodes.parents, 1).gather(1, order)
@@ -334,6 +347,7 @@ class _Tree:
             candidates=_renumbered(torch.cat(self.nodes.ids, 1).gather(1, chosen), rank),
             drawn_from=torch.cat(self.drawn_from, 1).gather(1, chosen),
             cache_ids=torch.stack([self._cached(draft).gather(1, order) for draft in range(self.num_drafts)], 1),
+            valid=self.numbers.valid(),
         )
 
     def _cached(self, draft: int) -> Tensor:
