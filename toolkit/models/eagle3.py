@@ -14,7 +14,7 @@ state], each after a norm of its own. The output layer has rows for V' of the V 
 
 Deviations: none in the arithmetic. Refused by name: more than one layer, other families than Llama and Qwen3, ropes that
 follow a text's length, and keys of the config that are not known here. A text's first token, which theirs drops, is read
-without a state and never seen.
+without a state and never seen. Drafts of SpecForge and of EAGLE's authors are read under these names (`draft_formats`).
 
 Shapes: b rows, T tokens, D hidden size, W = n D_target width of the target's states, V vocabulary, V' output rows.
 """
@@ -34,19 +34,23 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
+from toolkit.models.draft_formats import CONFIG, EAGLE3, FLAGS, LAYER_IDS, eagle3_config, read_layers, read_weights
+from toolkit.models.draft_formats import is_eagle3 as is_eagle3
 from toolkit.models.reduced import ReducedOutput
 
-CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "eagle3"
+WEIGHTS = "model.safetensors"
 FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "llama": (modeling_llama.LlamaDecoderLayer, modeling_llama.LlamaRMSNorm, modeling_llama.LlamaRotaryEmbedding),
     "qwen3": (modeling_qwen3.Qwen3DecoderLayer, modeling_qwen3.Qwen3RMSNorm, modeling_qwen3.Qwen3RotaryEmbedding),
 }
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 KNOWN = {*FLAGS, LAYER_IDS, "speculators_model_type", "architectures", "transformer_layer_config", "draft_vocab_size",
          "target_hidden_size", "embed_requires_grad", "speculators_config", "speculators_version", "auto_map", "dtype",
-         "torch_dtype", "transformers_version", "tie_word_embeddings", "model_type"}  # fmt: skip
+         "torch_dtype", "transformers_version", "tie_word_embeddings", "model_type", "eagle_config",
+         "draft_attn_kernel"}  # fmt: skip
+
+
+ROPES = ("default", "linear", "llama3", "yarn")
 
 
 class Eagle3(modeling_llama.LlamaPreTrainedModel):
@@ -158,70 +162,82 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         return (final if "norm_output" in self.flags else hidden), final
 
 
-def is_eagle3(source: str | Path) -> bool:
-    """Whether a folder holds an EAGLE-3 draft of `speculators`."""
-    path = Path(source) / CONFIG
-    try:
-        return path.is_file() and json.loads(path.read_text("utf-8")).get("speculators_model_type") == KIND
-    except (OSError, ValueError):
-        return False
-
-
 def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu") -> Eagle3:
-    """Read a draft for a target; token embeddings that the folder lacks are the target's.
+    """Read a draft for a target, of any of the programs in `draft_formats`; embeddings that the folder lacks are the target's.
 
     target  None: the weights alone are wanted, and the folder must hold all of them
     dtype   of torch, or its name; "auto": as stored
-    Raises InputError for what is not known here, and for another target's draft.
+    Raises InputError for what is not known here, and for another target's draft. Warns of a target of another name.
     """
-    from safetensors.torch import load_file
-
-    config = json.loads((folder / CONFIG).read_text("utf-8"))
+    state = read_weights(folder)
+    config = eagle3_config(folder, state)
+    _check_weights(folder, config, state)
     _check_config(folder, config)
-    state: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        state |= load_file(path)
-    if "lm_head.weight" not in state:
-        raise InputError(f"{folder}: expected an EAGLE-3 draft's weights in {WEIGHTS}, found no lm_head.weight")
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and tensor.isnan().any():
-            raise InputError(f"{folder}: weight {name} holds values that are not numbers: it was not saved whole")
-    layer = AutoConfig.for_model(**{"model_type": "qwen3", **config["transformer_layer_config"]})
-    if "sliding_attention" not in (getattr(layer, "layer_types", None) or []):
-        layer.sliding_window = None
     base: Any = target.config.get_text_config() if hasattr(target, "config") else None
-    if target is None and not (config.get(LAYER_IDS) and {"embed_tokens.weight", "fc.weight"} <= state.keys()):
+    named = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS)
+    if target is None and not (named and {"embed_tokens.weight", "fc.weight"} <= state.keys()):
         raise InputError(
             f"{folder}: expected {LAYER_IDS}, fc.weight and embed_tokens.weight, or the draft's target beside it"
         )
     if target is not None and (base is None or not hasattr(target, "get_decoder")):
         kind = type(target).__name__
         raise InputError(f"{folder}: an EAGLE-3 draft reads the states of a transformers model, got {kind}")
-    layers = config.get(LAYER_IDS) or [2, base.num_hidden_layers // 2, base.num_hidden_layers - 3]
-    if target is not None:
-        _check_target(folder, layer, layers, state, base)
-    width = state["fc.weight"].shape[1] if target is None else len(layers) * base.hidden_size
-    tokens = _tokens_of_rows(folder, state, layer.vocab_size)
+    layers = list(named or ()) if base is None else read_layers(folder, config, base.num_hidden_layers)
+    try:
+        layer = AutoConfig.for_model(**{"model_type": "qwen3", **config["transformer_layer_config"]})
+        if "sliding_attention" not in (getattr(layer, "layer_types", None) or []):
+            layer.sliding_window = None
+        if target is not None:
+            _check_target(folder, config, layer, layers, state, target)
+        width = state["fc.weight"].shape[1] if target is None else len(layers) * base.hidden_size
+        tokens = _tokens_of_rows(folder, state, layer.vocab_size)
+        model: Any = Eagle3(layer, layers, width, tokens, [flag for flag in FLAGS if config.get(flag)])
+    except InputError:
+        raise
+    except Exception as error:  # whatever values of a config make transformers raise
+        reason = " ".join(str(error).split())
+        raise InputError(f"{folder / CONFIG}: no layer can be made of it: {reason}") from error
     if state.get("embed_tokens.weight") is None:
-        state["embed_tokens.weight"] = target.get_input_embeddings().weight.detach().cpu()
+        theirs, width = target.get_input_embeddings().weight.detach().cpu(), model.config.hidden_size
+        if theirs.shape[1] != width:
+            raise InputError(
+                f"{folder} lacks embed_tokens.weight, and the target's are of {theirs.shape[1]} numbers, not {width}"
+            )
+        state["embed_tokens.weight"] = theirs
     stored = state["lm_head.weight"].dtype
-    flags = [flag for flag in FLAGS if config.get(flag)]
-    model: Any = Eagle3(layer, layers, width, tokens, flags)
     model.to(stored if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-    unread = [name for name in state if name in ("d2t", "t2d") or name.startswith("verifier_")]
-    for name in unread:
-        del state[name]
+    _fill(folder, model, state, tokens)
+    loaded: Eagle3 = model.to(device).requires_grad_(False).eval()
+    return loaded
+
+
+def _check_weights(folder: Path, config: dict[str, Any], state: dict[str, Tensor]) -> None:
+    """Raises InputError unless there are weights, all of them numbers, and as many output rows as the config says."""
+    if "lm_head.weight" not in state:
+        raise InputError(f"{folder}: expected an EAGLE-3 draft's weights in {WEIGHTS}, found no lm_head.weight")
+    for name, tensor in state.items():
+        if name not in ("d2t", "t2d") and (not tensor.is_floating_point() or tensor.dtype.itemsize == 1):
+            raise InputError(f"{folder}: weight {name}: expected floating point, got {tensor.dtype}: it is quantised")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InputError(f"{folder}: weight {name} holds values that are not numbers: it was not saved whole")
+    rows, stated = state["lm_head.weight"].shape[0], config.get("draft_vocab_size")
+    if stated not in (None, rows):
+        raise InputError(f"{folder}: draft_vocab_size={stated}, but lm_head.weight has {rows} rows")
+
+
+def _fill(folder: Path, model: Eagle3, state: dict[str, Tensor], tokens: Tensor) -> None:
+    """Put the weights into a model. Raises InputError unless they are the model's, by name and shape."""
+    state = {n: t for n, t in state.items() if n not in ("d2t", "t2d") and not n.startswith("verifier_")}
     state |= {"lm_head.rows.weight": state.pop("lm_head.weight"), "lm_head.kept": tokens}
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() ^ state.keys()):
         verb = "lacks" if name in expected else "has an unknown"
-        raise InputError(f"{folder}: an EAGLE-3 draft {verb} weight {name}")
+        family = f"one layer of {' or '.join(FAMILIES)} is supported"
+        raise InputError(f"{folder}: an EAGLE-3 draft {verb} weight {name}; {family}")
     for name, shape in expected.items():
         if state[name].shape != shape:
             raise InputError(f"{folder}: weight {name}: expected shape {list(shape)}, got {list(state[name].shape)}")
     model.load_state_dict(state)
-    loaded: Eagle3 = model.to(device).requires_grad_(False).eval()
-    return loaded
 
 
 def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] = ()) -> None:
@@ -233,7 +249,7 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
     state = {name: tensor.contiguous() for name, tensor in own.items()}
     tokens = model.lm_head.kept.cpu()
     state["lm_head.weight"] = model.lm_head.weight.contiguous()
-    if len(tokens) < model.output_size:
+    if not model.lm_head.is_whole:
         has_row = torch.zeros(model.output_size, dtype=torch.bool).index_fill(0, tokens, True)
         state |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": has_row}
     save_file(state, folder / WEIGHTS, {"format": "pt"})
@@ -241,7 +257,7 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     config = {
         "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": KIND,
+        "speculators_model_type": EAGLE3,
         "transformer_layer_config": model.config.to_diff_dict(),
         "draft_vocab_size": len(tokens),
         LAYER_IDS: list(model.target_layers),
@@ -251,7 +267,7 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
         "tie_word_embeddings": False,
         "dtype": str(model.dtype).removeprefix("torch."),
         "speculators_config": {
-            "algorithm": KIND,
+            "algorithm": EAGLE3,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": verifier,
@@ -274,16 +290,24 @@ def _check_config(folder: Path, config: dict[str, Any]) -> None:
         raise InputError(f"{folder}: expected an EAGLE-3 draft with a layer of {' or '.join(FAMILIES)}, got {family!r}")
     if layer.get("num_hidden_layers", 0) != 1:
         raise InputError(f"{folder}: expected an EAGLE-3 draft of 1 layer, got {layer.get('num_hidden_layers')}")
-    rope = (layer.get("rope_parameters") or layer.get("rope_scaling") or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        raise InputError(f"{folder}: expected a rope that is the same for all texts, got {rope}")
+    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ROPES:
+        raise InputError(f"{folder}: expected a rope that is the same for all texts ({', '.join(ROPES)}), got {kind}")
 
 
-def _check_target(folder: Path, layer: Any, layers: Sequence[int], state: dict[str, Tensor], base: Any) -> None:
-    """Raises InputError unless the draft was made for a target of this config."""
+def _check_target(
+    folder: Path, config: dict[str, Any], layer: Any, layers: Sequence[int], state: dict[str, Tensor], target: Any
+) -> None:
+    """Raises InputError unless the draft was made for a target of this shape; warns if its target has another name."""
+    base, name = target.config.get_text_config(), str(getattr(target, "name_or_path", "") or "")
     if layer.vocab_size != base.vocab_size:
         count = layer.vocab_size
         raise InputError(f"{folder}: the draft was made for {count} tokens, the target has {base.vocab_size}")
+    stated = str(((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path") or "")
+    own_name = Path(stated).name
+    if own_name and name and own_name.lower() not in name.lower() and not own_name.endswith(".gguf"):
+        warn(f"{folder} is the draft of {stated}, the target is {name}: expect that fewer tokens are accepted")
     if not all(0 <= number < base.num_hidden_layers for number in layers) or list(layers) != sorted(set(layers)):
         raise InputError(
             f"{folder}: {LAYER_IDS}: expected ascending layers below the target's {base.num_hidden_layers}, got {layers}"
@@ -309,6 +333,11 @@ def _tokens_of_rows(folder: Path, state: dict[str, Tensor], size: int) -> Tensor
         raise InputError(
             f"{folder}: d2t: expected {rows} different tokens below {size}, got {len(tokens)} from {low} to {high}"
         )
-    if "t2d" in state and not torch.equal(state["t2d"].nonzero().squeeze(1), tokens.sort().values):
+    whole = rows == size and not state["d2t"].any()  # then EAGLE's authors leave t2d empty
+    if (
+        "t2d" in state
+        and not (whole and not state["t2d"].any())
+        and not torch.equal(state["t2d"].nonzero().squeeze(1), tokens.sort().values)
+    ):
         raise InputError(f"{folder}: d2t and t2d name different tokens")
     return tokens

@@ -21,13 +21,14 @@ from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.errors import InputError, warn
 from toolkit.files.text import first_line
-from toolkit.models import eagle3, gguf, reduced
+from toolkit.models import draft_formats, eagle3, gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
 from toolkit.types import Prompt
 
 Device = Annotated[str, DEVICE]
+TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "merges.txt")
 SEEN_BEFORE = 8  # tokens in front of a text that decoding it starts with
 ASSETS = Path(__file__).parents[1] / "assets"
 TOY = ASSETS / "toy"
@@ -135,6 +136,8 @@ class ModelPair:
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
+        if eagle3.is_eagle3(target):
+            raise InputError(f"{target} is an EAGLE-3 draft, no target: give pair.target=TARGET pair.draft={target}")
         tokenizer = load_tokenizer(target, revision, trust_remote_code)
         with_tokenizer = [source for source in sources if not eagle3.is_eagle3(source)]
         unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
@@ -318,7 +321,10 @@ def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever their files make them raise
-        raise InputError(f"could not load a tokenizer from {path}: {first_line(error)}") from error
+        reason = first_line(error)
+        if isinstance(path, Path) and not any(any(path.glob(files)) for files in TOKENIZER_FILES):
+            reason = "the folder has none; expected a whole checkpoint, or an EAGLE-3 draft, which needs none"
+        raise InputError(f"could not load a tokenizer from {path}: {reason}") from error
 
 
 def unshared_by(
@@ -378,7 +384,7 @@ def draft_command(target: str, prompts: str = "FILE.jsonl") -> str:
 def resolve(source: str | Path) -> str | Path:
     """What a library can load: a folder (for a GGUF file, that of its converted weights), or a name of the hub.
 
-    Raises InputError for a folder or file that is not there.
+    Raises InputError for a folder or file that is not there, and for a draft of a kind that is not supported.
     """
     if str(source) in ("toy/target", "toy/draft"):
         return ASSETS / str(source)
@@ -386,6 +392,7 @@ def resolve(source: str | Path) -> str | Path:
     if is_gguf and os.path.isfile(source):
         return gguf.folder_of(Path(source))
     if os.path.exists(source):  # False for names that are no paths, as too long ones
+        draft_formats.check_kind(Path(source))
         return Path(source)
     if is_gguf or str(source).startswith((".", "/", "~")):
         raise InputError(f"expected a {'GGUF file' if is_gguf else 'model folder'} at {source}, found none")
