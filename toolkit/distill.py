@@ -22,7 +22,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("distill")
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
-from toolkit.errors import InputError
+from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import read_json, write_json
 from toolkit.models import eagle3, gguf
 from toolkit.models.fingerprint import Weights
@@ -99,7 +99,14 @@ def _run(cfg: commands.Distill) -> Path:
 
 
 def score(cfg: commands.Distill, folder: Path) -> float:
-    return float(read_json(folder / SCORES)[cfg.optimized_metric])
+    """What a sweep optimizes; nan after the export of a training that is under way."""
+    return score_of(read_json(folder / SCORES), cfg.optimized_metric) if (folder / SCORES).exists() else float("nan")
+
+
+def score_of(scores: Mapping[str, float], name: str) -> float:
+    if name not in scores:
+        raise unknown_name("score", name, scores, "as optimized_metric")
+    return float(scores[name])
 
 
 def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
@@ -140,16 +147,14 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
                 f"validation: alpha = sum min(p, q) over all {module.teacher.vocab_size:,} tokens of the vocabulary, at "
                 f"{measured.num_positions} of {measured.total} produced tokens of validation texts, evenly spread"
             )
-        if checkpoint is None:
-            (start_scores,) = trainer.validate(module, datamodule=data, verbose=False)
-            module.about["start"] = start_scores
+        (start,) = trainer.validate(module, datamodule=data, verbose=False)  # also where the training goes on
+        score_of(start, cfg.optimized_metric)  # its faults, before the training
         if cfg.export:
             epochs = float(checkpoint["epoch"]) if checkpoint else 0.0
         else:
             print("distill: the same line goes on after an interruption, and exports the best draft with export=true")
             trainer.fit(module, datamodule=data, ckpt_path=resumed.path)
             epochs = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)
-        start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
         scores["tokens"] = round(data.states["train"].num_positions * epochs)
         if trainer.is_global_zero:

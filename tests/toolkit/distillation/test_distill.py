@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -85,25 +86,46 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     assert (folder / "metrics.json").stat().st_mtime_ns == stamp
 
 
-@pytest.mark.parametrize(("at", "lmbda"), [pytest.param(3, 0.0, marks=pytest.mark.slow), (9, 0.5)])
-def test_an_interrupted_run_ends_with_equal_weights(run, monkeypatch, at, lmbda):
-    words = [f"lmbda={lmbda}", "callbacks.checkpoints.every_n_steps=2"]
-    whole = run("whole", *words)
-    step, made = DraftTraining.training_step, []
+def cut_often(run, monkeypatch, *words):
+    """The folder of a run that breaks off twice in training, and then in its exports."""
+    step, export, made = DraftTraining.training_step, distill.export, []
 
-    def interrupted(self, batch, batch_idx):
+    def cut_step(self, batch, batch_idx):
         made.append(batch_idx)
-        if len(made) == at:
+        if len(made) > 5:
             raise RuntimeError("power cut")
         return step(self, batch, batch_idx)
 
-    monkeypatch.setattr(DraftTraining, "training_step", interrupted)
-    with pytest.raises(RuntimeError, match="power cut"):
-        run("cut", *words)
-    before = len(made)
-    again = run("cut", *words)
-    assert 0 < len(made) - before < 14  # seven steps per epoch: not from the beginning
+    def cut_export(*args):
+        export(*args)
+        raise RuntimeError("power cut")
+
+    in_training = (DraftTraining, "training_step", cut_step)
+    for replaced in (in_training, in_training, (distill, "export", cut_export)):
+        made.clear()
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="power cut"):
+            patched.setattr(*replaced)
+            run("cut", *words)
+    return run("cut", *words)
+
+
+EAGLE = ["kind=eagle3", "kind.target_layers=[0,1]", "vocabulary=12", "trainer.max_epochs=3"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lmbda=.5"],
+        ["pair.draft=null", "layers=1", "vocabulary=20", "teacher=cached", "exports=[plain]"],
+        EAGLE,
+    ],
+)
+def test_a_run_that_is_interrupted_again_and_again_ends_with_equal_weights(run, monkeypatch, words):
+    words = [*words, "callbacks.checkpoints.every_n_steps=2"]
+    whole, again = run("whole", *words), cut_often(run, monkeypatch, *words)
     assert same_weights(whole, again) and scores(whole) == scores(again)
+    files, others = (sorted(path.name for path in folder.glob("draft*/*")) for folder in (whole, again))
+    assert files == others
 
 
 def test_a_teachers_cache_trains_as_the_target_does(run, tmp_path, tiny_pair):
@@ -248,6 +270,7 @@ def test_bad_input_is_one_line(run, tmp_path, tiny_pair, tiny_responses):
         (["teacher=cached", "teacher.on_missing=raise", "lmbda=0.5"], "expected lmbda=0, got 0.5"),
         ([f"pair.target={tiny_pair}/draft"], "the responses come from another target"),
         (["responses=???"], "expected responses="),
+        (["optimized_metric=val/alhpa"], "unknown score 'val/alhpa' as optimized_metric"),
     )
     for number, (overrides, said) in enumerate(cases):
         with pytest.raises(InputError, match=said.replace("[", r"\[")) as error:
@@ -358,6 +381,7 @@ def test_an_interrupted_run_exports_its_best_draft_and_goes_on(run, monkeypatch)
     folder = run("cut", *words, "export=true")
     assert load_draft(folder / "draft").config.num_hidden_layers == 1
     assert not (folder / "metrics.json").exists()
+    assert math.isnan(distill.score(compose("distill", ["responses=x"]), folder))  # what the command returns
     assert same_weights(run("cut", *words), expected)
 
 
@@ -367,9 +391,6 @@ def test_texts_beyond_a_drafts_context_are_passed_over(run, tiny_pair, tmp_path,
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
     run("short", f"from_pretrained={short}", "trainer.max_epochs=1")
     assert "texts exceed the context of 24 tokens and are passed over" in capsys.readouterr().out
-
-
-EAGLE = ["kind=eagle3", "kind.target_layers=[0,1]", "vocabulary=12", "trainer.max_epochs=3"]
 
 
 @pytest.mark.parametrize("teacher", ["online", "cached"])
@@ -391,20 +412,8 @@ def test_a_draft_that_reads_the_targets_states_is_trained_and_decodes(run, tiny_
     assert torch.equal(pair.draft.embed_tokens.weight, embedding)
 
 
-def test_an_interrupted_training_on_states_ends_with_equal_weights(run, monkeypatch):
-    words = [*EAGLE, "callbacks.checkpoints.every_n_steps=2"]
-    whole, step, made = run("whole", *words), DraftTraining.training_step, []
-
-    def interrupted(self, batch, batch_idx):
-        made.append(batch_idx)
-        if len(made) == 9:
-            raise RuntimeError("power cut")
-        return step(self, batch, batch_idx)
-
-    monkeypatch.setattr(DraftTraining, "training_step", interrupted)
-    with pytest.raises(RuntimeError, match="power cut"):
-        run("cut", *words)
-    assert same_weights(whole, run("cut", *words))
+def test_a_draft_that_reads_states_is_trained_on(run):
+    whole = run("whole", *EAGLE)
     further = run("further", *EAGLE, f"from_pretrained={whole / 'draft'}")
     assert scores(further)["start/alpha"] == pytest.approx(scores(whole)["val/alpha"], abs=1e-6)
 
