@@ -34,6 +34,7 @@ from toolkit.acceptance import HeadEstimator, PrereadEstimator
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import method
 from toolkit.decoding import Sampling, decode
+from toolkit.errors import answer_signals
 from toolkit.files.atomic import content_hash
 from toolkit.models.pair import fingerprint
 from toolkit.stopping import (
@@ -248,6 +249,7 @@ def _duels(by_domain: Mapping[str, Counted], cost_ratio: float) -> list[str]:
 
 
 if __name__ == "__main__":
+    answer_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a few prompts only")
     print(standings(parser.parse_args().small))
