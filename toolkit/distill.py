@@ -36,6 +36,7 @@ from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import begin, blank_of, card_of, draft_of, export, most_costly, shape_of
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
+from toolkit.distillation.teachers import Teacher
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError, unknown_name
@@ -209,7 +210,7 @@ def build_module(
     parts = [data.states[name].whole for name in ("train", "validation")]
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
     model = None if target is None else target.target
-    teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
+    teacher: Teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
     teacher.prepare(*parts)
     ends = () if target is None else target.end_ids or ()
     record = {"shape": shape_of(draft), "lmbda": cfg.lmbda, "temperature": temperature, "wandb_run_id": run_id}
@@ -218,8 +219,8 @@ def build_module(
     arguments = (draft, teacher, loss, temperature, on_policy, optimizer, scheduler, record)
     if kind is None:
         return DraftTraining(*arguments)
-    folder = Path(cfg.teacher["folder"]) / "states" if "folder" in cfg.teacher else None
-    states = TargetStates(model, draft.target_layers, folder)
+    folder = teacher.folder
+    states = TargetStates(model, draft.target_layers, None if folder is None else folder / "states")
     states.prepare([text for part in parts for text in part.texts])
     return UnrolledTraining(*arguments, states=states, kind=kind)
 

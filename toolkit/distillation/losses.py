@@ -15,8 +15,8 @@ Where only k tokens of p are known, the KLs and JSD take all the others as one t
 processing inequality). TVD and LK count the overlap of the k tokens alone: upper bounds.
 
 Where the draft has rows for V' tokens alone, q is 0 at all others. So forward KL is that of p renormalised over the V', and
-cross entropy leaves out the tokens that have no row. All other losses are finite, and count p's mass outside of V'. Where only k
-tokens of p are known, how much of the others' mass lies in V' is not: forward KL takes the share that makes it smallest.
+cross entropy leaves out the tokens that have no row. All other losses are finite, and count p's mass outside of V'. Where only
+k tokens of p are known, how much of the others' mass lies in V' is not: forward KL takes the share that makes it smallest.
 
 Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`Outlook`).
 """

@@ -3,10 +3,11 @@
 For training, a cache keeps the k likeliest tokens of every position, and the log of the mass of all others. So a loss may be a
 bound of the true one (`losses.py` says which). For validation it keeps the whole of p: no score is a bound.
 
-    FOLDER/about.json                    which target, k, temperature, V
-    FOLDER/<hash of texts>.safetensors   of up to SHARD texts: tokens [N, k], log_probs [N, k], log_rest [N], and where each
-                                         text begins
-    FOLDER/validation/<hash>.safetensors   of one text: log_probs [m, V] of the m tokens that validation looks at
+    FOLDER/<hash of target, k, temperature>/
+        about.json                         which they are, and V
+        <hash of texts>.safetensors        of up to SHARD texts: tokens [N, k], log_probs [N, k], log_rest [N], and where each
+                                           text begins
+        validation/<hash>.safetensors      of one text: log_probs [m, V] of the m tokens that validation looks at
 
 Shapes: n positions of all texts of a batch, V the target's output size, k kept tokens.
 """
@@ -50,9 +51,10 @@ class Expected:
 
 
 class Teacher(Protocol):
-    """The source of log p in a training. vocab_size: V."""
+    """The source of log p in a training. vocab_size: V; folder: where all that this target says may be kept; None: nowhere."""
 
     vocab_size: int
+    folder: Path | None
 
     def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Announce the texts that `expected` and `whole` will get."""
@@ -113,6 +115,8 @@ def log_probs_of(
 class OnlineTeacher:
     """The target, a causal language model, reads every batch. temperature: of p."""
 
+    folder = None
+
     def __init__(self, target: Any, temperature: float, about: Weights | None = None):
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size(target)
 
@@ -130,12 +134,12 @@ class OnlineTeacher:
 class CachedTeacher:
     """A folder of the target's likeliest tokens, and of its whole distributions for validation, memory-mapped.
 
-    folder       their folder; created if it is not there
+    folder       where there is one folder for each target, top_k and temperature; created if it is not there
     top_k        tokens kept per position
     on_missing   generate: ask the target for texts that the folder does not know, and keep what it says; raise: refuse them
-    target       None: it is not loaded, and `about` says which one the texts are of
+    target       None: it is not loaded, and `about` says which one the texts are of; None: the only one that there is
     temperature  of p
-    Raises InputError if the folder is of another target, top_k or temperature, or of a revision that kept no log_rest.
+    Raises InputError if there are several targets and none is named.
     """
 
     def __init__(
@@ -149,16 +153,10 @@ class CachedTeacher:
         on_missing: Literal["generate", "raise"] = "generate",
     ):
         self.target, self.temperature = target, temperature
-        self.folder, self.top_k, self.on_missing = Path(folder), top_k, on_missing
+        self.top_k, self.on_missing = top_k, on_missing
         self.weights = Weights.of(target) if target is not None else about
-        record = read_json(self.folder / ABOUT) if (self.folder / ABOUT).exists() else {}
-        if self.weights is not None and (reason := Weights.changed(record, self.weights, "target")) is not None:
-            raise InputError(
-                f"teacher.folder: {self.folder} is of another target ({reason}); choose another folder, or delete it"
-            )
-        for name, here in self._settings().items():
-            if record and record.get(name) != here:
-                raise InputError(f"teacher.folder: {self.folder} was made with {name}={record.get(name)}, not {here}")
+        self.folder = self._folder_in(Path(folder))
+        record = read_json(self.folder / ABOUT) if target is None and (self.folder / ABOUT).exists() else {}
         self.vocab_size = int(record.get("vocab_size", 0)) if target is None else vocab_size(target)
         self.entries: dict[str, tuple[dict[str, Tensor], int, int]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
@@ -239,15 +237,26 @@ class CachedTeacher:
 
     def _open(self, path: Path) -> None:
         tensors, metadata = load_tensors(path, "teacher cache")
-        if "log_rest" not in tensors:
-            raise InputError(
-                f"teacher.folder: {self.folder} is of a revision that kept too little (no log_rest): choose another folder, "
-                "or delete it"
-            )
         first = 0
         for key, length in json.loads(metadata["index"]):
             self.entries[key] = (tensors, first, first + length)
             first += length
+
+    def _folder_in(self, root: Path) -> Path:
+        """The folder of this target and these settings; of a target that is not loaded, in whatever number format it was."""
+        own = root / content_hash([self.weights and self.weights.fingerprint, self._settings()])
+        if self.target is not None or own.exists():
+            return own
+        records = {path.parent: read_json(path) for path in sorted(root.glob(f"*/{ABOUT}"))}
+        folders = [
+            folder
+            for folder, record in records.items()
+            if record.items() >= self._settings().items()
+            and (self.weights is None or Weights.changed(record, self.weights, "target") is None)
+        ]
+        if len(folders) > 1:
+            raise InputError(f"teacher.folder: {root} is of several targets: expected responses that name theirs")
+        return folders[0] if folders else own
 
     def _settings(self) -> dict[str, float]:
         return {"top_k": self.top_k, "temperature": self.temperature}
