@@ -142,6 +142,7 @@ class _Chains:
         states, final = self._read(tokens, position, before)
         count = len(self.starts)
         self.states, self.visible = states[:, -count:], self.visible[-count:]
+        self.visible[:, 0] = False  # a text's first token saw itself, and no other token sees it
         return final[0, -count:]
 
     def _deeper(self, depth: int) -> Tensor:

@@ -42,8 +42,8 @@ def pair_of(dtype=torch.float64, end_ids=(0, 5)):
     return ModelPair(target=target, draft=draft, end_ids=end_ids)
 
 
-def texts_of(pair, count, sampling):
-    prompts = [[*prompt, 7] for prompt in ragged_prompts(count)]
+def texts_of(pair, count, sampling, prompts=None):
+    prompts = prompts or [[*prompt, 7] for prompt in ragged_prompts(count)]
     plain = decode(pair, prompts, config.method("autoregressive"), sampling)
     return [(generation.prompt_ids, generation.token_ids) for generation in plain]
 
@@ -99,7 +99,7 @@ def inverse(weights, uniform):
 def test_every_step_of_a_recording(upper_bound, penalty):
     pair = pair_of()
     sampling = Sampling(2.0, max_new_tokens=LENGTH, seed=4, top_k=60, repetition_penalty=penalty)
-    texts = [*texts_of(pair, 3, sampling), *texts_of(pair, 1, replace(sampling, seed=9))]
+    texts = [*texts_of(pair, 3, sampling), *texts_of(pair, 1, replace(sampling, seed=9), [[11]])]
     recorder = StartRecorder(pair, sampling, MOST, upper_bound=upper_bound, hidden=True)
     trace = recorder.record_all(texts, range(4), batch_size=2)
     geometry, runs = Geometry.of(trace), []
@@ -133,6 +133,24 @@ def test_replay_counts_what_greedy_decoding_counts(method):
     assert 0 < int(trace.run.sum()) < trace.num_positions * MOST
     for name, values in replayed.counts.items():
         assert values.tolist() == [getattr(generation.counts, name) for generation in live], name
+
+
+@pytest.mark.parametrize("method", ["speculative", "adaedl"])
+def test_replay_counts_what_decoding_counts_after_prompts_of_one_token(method):
+    """Five tokens, so that some drafted tokens are accepted: five drafts, each with five prompts of one and one of two."""
+    method, sampling = replace(config.method(method), max_drafted=MOST), Sampling(temperature=0.0, max_new_tokens=10)
+    first_rounds = []
+    for seed in range(5):
+        target = tiny_llama(32, 3, seed, torch.float64, vocab_size=5)
+        pair = ModelPair(target, tiny_eagle3(target, kept=torch.arange(5), seed=seed), end_ids=())
+        live = decode(pair, [*([token] for token in range(5)), [3, 1]], method, sampling, batch_size=6)
+        texts = [(generation.prompt_ids, generation.token_ids) for generation in live]
+        trace = StartRecorder(pair, sampling, MOST).record(texts, range(len(texts)))
+        replayed = replay(trace, Bounded(method.policy, method.min_drafted, method.max_drafted))
+        for name, values in replayed.counts.items():
+            assert values.tolist() == [getattr(generation.counts, name) for generation in live], (seed, name)
+        first_rounds += [generation.rounds[0].num_accepted for generation in live]
+    assert min(first_rounds) == 0 and max(first_rounds) > 1
 
 
 def test_replay_counts_are_distributed_as_those_of_sampling():

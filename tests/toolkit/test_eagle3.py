@@ -29,17 +29,22 @@ FLAG_SETS = [(), ("norm_before_residual",), ("norm_before_fc", "norm_output"), (
 def unrolled_logits(target, draft, text, drafted):
     """Logits after the text and after every drafted token: one uncached forward pass per depth over all tokens but the first.
 
-    The target has read all of the text but its newest token.
+    The target has read all of the text but its newest token. A text's only token is read alone, beside zeros.
     """
-    states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-    known = draft.projected(torch.cat([states[layer] for layer in LAYERS], -1))
-    logits, handed_on = [], known[:, :0]
+    zeros = torch.zeros(1, 1, draft.config.hidden_size, dtype=draft.dtype)
+    logits, known = [], zeros[:, :0]
+    if len(text) > 1:
+        states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        known = draft.projected(torch.cat([states[layer] for layer in draft.target_layers], -1))
+    handed_on = known[:, :0]
     for depth in range(len(drafted) + 1):
-        tokens = torch.tensor([text[1:] + drafted[:depth]])
-        before = torch.cat([known, handed_on], 1)
-        size = tokens.shape[1]
+        tokens, before, first = text[1:] + drafted[:depth], torch.cat([known, handed_on], 1), 1
+        if not tokens:
+            tokens, before, first = text, zeros, 0
+        size = len(tokens)
         mask = torch.full((size, size), torch.finfo(draft.dtype).min, dtype=draft.dtype).triu(1)
-        output = draft(tokens, torch.arange(1, size + 1).unsqueeze(0), mask[None, None], None, own_states=before)
+        positions = torch.arange(first, first + size).unsqueeze(0)
+        output = draft(torch.tensor([tokens]), positions, mask[None, None], None, own_states=before)
         logits.append(output.logits[0, -1])
         handed_on = torch.cat([handed_on, output.hidden_states[0][:, -1:]], 1)
     return logits
@@ -63,9 +68,9 @@ def close(got, expected):
 def test_chains_give_the_logits_of_a_plain_unrolling(family, flags, captured):
     target = tiny_llama(32, 3, 1, torch.float64)
     draft = tiny_eagle3(target, flags=flags, family=family)
-    theirs, session = sessions(target, draft, 2, captured)
-    texts = [[5, 9, 33, 21, 8, 4], [7, 60, 12]]
-    for accepted in ([2, 0], [1, 3], [3, 1]):
+    theirs, session = sessions(target, draft, 3, captured)
+    texts = [[5, 9, 33, 21, 8, 4], [7, 60, 12], [61]]
+    for accepted in ([2, 0, 1], [1, 3, 2], [3, 1, 0]):
         unread = [text[length:-1] for text, length in zip(texts, theirs.lengths, strict=True)]
         width = max(map(len, unread))
         block = torch.tensor([[0] * (width - len(part)) + part for part in unread])
@@ -74,7 +79,7 @@ def test_chains_give_the_logits_of_a_plain_unrolling(family, flags, captured):
         width = max(map(len, unread))
         block = torch.tensor([[0] * (width - len(part)) + part for part in unread])
         got = [session.extend(block, counts=list(map(len, unread))).logits[:, -1]]
-        drafted = torch.randint(3, 97, (2, 3), generator=torch.Generator().manual_seed(sum(accepted)))
+        drafted = torch.randint(3, 97, (3, 3), generator=torch.Generator().manual_seed(sum(accepted)))
         got += [session.extend(token.unsqueeze(1)).logits[:, -1] for token in drafted.T]
         for row, text in enumerate(texts):
             expected = unrolled_logits(target, draft, text, drafted[row].tolist())

@@ -88,10 +88,10 @@ class DraftTraining(WholeSteps):
         (_, seen), *deeper = self.outlooks(batch, Expected(self.teacher.whole(batch)))
         for depth, (_, other) in enumerate(deeper, start=2):
             count = len(other.token_log_probs)
-            self.log(f"val/alpha_{depth}", other.alpha.mean(), on_epoch=True, batch_size=count, sync_dist=True)
-        values = {"val/alpha": seen.alpha.mean(), "val/loss": self.loss(seen, 1.0).mean()}
-        values["val/coverage"] = seen.has_row.float().mean()
-        self.log_dict(values, on_epoch=True, batch_size=len(batch.labels), sync_dist=True, prog_bar=True)
+            self.log(f"val/alpha_{depth}", _mean(other.alpha), on_epoch=True, batch_size=count, sync_dist=True)
+        values = {"val/alpha": _mean(seen.alpha), "val/loss": _mean(self.loss(seen, 1.0))}
+        values["val/coverage"] = _mean(seen.has_row.float())
+        self.log_dict(values, on_epoch=True, batch_size=len(seen.has_row), sync_dist=True, prog_bar=True)
         covered = int(seen.has_row.sum())
         cross_entropy = -seen.token_log_probs[seen.has_row].sum() / max(covered, 1)
         self.log("val/cross_entropy", cross_entropy, on_epoch=True, batch_size=covered, sync_dist=True)
@@ -111,6 +111,11 @@ class DraftTraining(WholeSteps):
     @property
     def _num_steps(self) -> int:
         return int(self.trainer.estimated_stepping_batches)
+
+
+def _mean(values: Tensor) -> Tensor:
+    """The mean; 0 of none: short texts have no position at some depths, and a batch of them weighs nothing."""
+    return values.sum() / max(len(values), 1)
 
 
 def is_on_policy(lmbda: float, seed: int, step: int) -> bool:

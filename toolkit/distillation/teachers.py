@@ -71,7 +71,7 @@ def outlook(
 ) -> Outlook:
     """A draft's logits [n, V'] beside what the target expects; `tokens` [n] are the text's.
 
-    kept  the tokens [V'] that the logits are of, ascending; q is 0 at all others. None: the whole vocabulary
+    kept  the tokens [V'] that the logits are of, in any order; q is 0 at all others. None: the whole vocabulary
     """
     draft = (logits / temperature).log_softmax(-1).clamp(min=LOWEST)
     tokens, target = tokens.to(draft.device).unsqueeze(-1), expected.log_probs.to(draft.device).clamp(min=LOWEST)
@@ -100,7 +100,8 @@ def _columns(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
     """The columns of tokens [n, k] among the kept ones, and which tokens are among them [n, k] bool."""
     if kept is None:
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
-    columns = torch.searchsorted(kept, tokens).clamp(max=len(kept) - 1)
+    order = kept.argsort()
+    columns = order[torch.searchsorted(kept, tokens, sorter=order).clamp(max=len(kept) - 1)]
     return columns, kept[columns] == tokens
 
 

@@ -180,8 +180,9 @@ def unrolled_states(draft: Eagle3, target_states: Tensor, tokens: Tensor, depth:
     itself = torch.eye(rows, dtype=torch.bool, device=device)
     lowest = torch.finfo(draft.dtype).min
     states, steps, finals = draft.projected(target_states), AllSteps(), []
+    followed = torch.nn.functional.pad(tokens, (0, depth))
     for step in range(depth):
-        read = torch.nn.functional.pad(tokens[:, 1 + step :], (0, step))
+        read = followed[:, 1 + step : 1 + step + rows]
         visible = torch.cat([sees, *[itself] * step], 1)
         mask = torch.zeros(visible.shape, dtype=draft.dtype, device=device).masked_fill(~visible, lowest)
         states, final = draft.read(read, (position + 1 + step).unsqueeze(0), mask[None, None], steps, states)
@@ -205,7 +206,7 @@ def logits_by_depth(
     for step, final in enumerate(finals):
         index = [number for number, column in enumerate(columns) if column >= step + 2]
         read = [batch[number] for number in index], [columns[number] - 2 - step for number in index]
-        results.append((draft.lm_head.rows(final[read]), torch.tensor(index, device=draft.device)))
+        results.append((draft.lm_head.rows(final[read]), torch.tensor(index, dtype=torch.long, device=draft.device)))
     return results
 
 
@@ -223,7 +224,7 @@ class UnrolledTraining(DraftTraining):
         self.states, self.kind = states, kind
 
     def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
-        tokens = self.draft.lm_head.kept if len(self.draft.lm_head.kept) < self.teacher.vocab_size else None
+        tokens = None if self.draft.lm_head.is_whole else self.draft.lm_head.kept
         states, outlooks = self.states.of(batch.texts), []
         by_depth = logits_by_depth(self.draft, states, batch.texts, batch.positions, self.kind.depth)
         for number, (logits, index) in enumerate(by_depth):

@@ -233,7 +233,7 @@ def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] 
     state = {name: tensor.contiguous() for name, tensor in own.items()}
     tokens = model.lm_head.kept.cpu()
     state["lm_head.weight"] = model.lm_head.weight.contiguous()
-    if len(tokens) < model.output_size:
+    if not model.lm_head.is_whole:
         has_row = torch.zeros(model.output_size, dtype=torch.bool).index_fill(0, tokens, True)
         state |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": has_row}
     save_file(state, folder / WEIGHTS, {"format": "pt"})

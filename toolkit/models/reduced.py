@@ -42,6 +42,11 @@ class ReducedOutput(nn.Module):
         """The rows [V', D]."""
         return self.rows.weight
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a row for every token, in the tokens' order."""
+        return torch.equal(self.kept, torch.arange(self.size, device=self.kept.device))
+
     def forward(self, states: Tensor) -> Tensor:
         logits = self.rows(states)
         return logits.new_full((*logits.shape[:-1], self.size), -torch.inf).index_copy(-1, self.kept, logits)
@@ -65,7 +70,7 @@ def most_frequent(
 
 
 def kept_tokens(model: Any) -> Tensor | None:
-    """The tokens [V'] that a model's output layer has rows for, ascending; None: all."""
+    """The tokens [V'] that the rows of a reduced output layer are of, in their order; None: the layer is not reduced."""
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     return output.kept if isinstance(output, ReducedOutput) else None
 

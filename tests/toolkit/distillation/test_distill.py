@@ -8,8 +8,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from analysis import heads
@@ -21,6 +23,7 @@ from toolkit.distillation.drafts import begin
 from toolkit.distillation.losses import ForwardKL
 from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_texts
 from toolkit.distillation.teachers import CachedTeacher, Expected, OnlineTeacher
+from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.errors import InputError
 from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights
@@ -419,6 +422,51 @@ def test_a_draft_that_reads_states_is_trained_on(run):
     whole = run("whole", *EAGLE)
     further = run("further", *EAGLE, f"from_pretrained={whole / 'draft'}")
     assert scores(further)["start/alpha"] == pytest.approx(scores(whole)["val/alpha"], abs=1e-6)
+
+
+def test_texts_that_are_too_short_for_a_depth_weigh_nothing():
+    """Two depths more than the first text has tokens after its first, none for the third text."""
+    target = tiny_llama(32, 3, 1, torch.float32)
+    kind, states = Unrolled([0, 1, 2], depth=3), TargetStates(target, [0, 1, 2])
+    training = UnrolledTraining(
+        tiny_eagle3(target), OnlineTeacher(target, 1.0), ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0),
+        torch.optim.SGD, states=states, kind=kind,
+    )  # fmt: skip
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    long, batches = ([5, 8, 9, 11], [6, 7, 9]), [([5], [6, 7]), ([4], [6])]
+    alone, among = (
+        trainer.validate(training, DataLoader([DraftBatch([text]) for text in texts], batch_size=None), verbose=False)[
+            0
+        ]
+        for texts in ([long], [long, *batches])
+    )
+    assert among["val/alpha"] != pytest.approx(alone["val/alpha"])  # token 7 of the first is predicted at depth 1
+    for name in ("val/alpha_2", "val/alpha_3"):
+        assert among[name] == pytest.approx(alone[name])
+
+
+@pytest.mark.parametrize("vocabulary", [12, "null"])
+def test_a_draft_whose_rows_are_in_another_order_is_trained_alike(run, tiny_pair, tmp_path, vocabulary):
+    words = [*EAGLE, f"vocabulary={vocabulary}", "trainer.max_epochs=1", "loss=lk", "teacher=cached", "teacher.top_k=3"]
+    begun = run("begun", *words, f"teacher.folder={tmp_path / 'cache'}") / "draft"
+    target = ModelPair.from_pretrained(tiny_pair / "target").target
+    shuffled = eagle3.load(begun, "float32", target)
+    order = torch.randperm(len(shuffled.lm_head.kept), generator=torch.Generator().manual_seed(1))
+    shuffled.lm_head.kept, shuffled.lm_head.rows.weight.data = (
+        rows[order] for rows in (shuffled.lm_head.kept, shuffled.lm_head.weight.data)
+    )
+    eagle3.save(tmp_path / "shuffled", shuffled, "target")
+    folders = [
+        run(name, *words, f"teacher.folder={tmp_path / 'cache'}", f"from_pretrained={source}")
+        for name, source in (("ascending", begun), ("mixed", tmp_path / "shuffled"))
+    ]
+    ascending, mixed = (eagle3.load(folder / "draft", "float32", target) for folder in folders)
+    assert torch.equal(mixed.lm_head.kept, shuffled.lm_head.kept) and not torch.equal(order, order.sort().values)
+    assert torch.allclose(mixed.lm_head.weight, ascending.lm_head.weight[order], atol=1e-4)
+    before, after = map(scores, folders)
+    assert {name: after[name] for name in before if "/" in name} == pytest.approx(
+        {name: before[name] for name in before if "/" in name}, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize(

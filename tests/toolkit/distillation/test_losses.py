@@ -275,6 +275,19 @@ def test_bounds_hold_for_any_rows_and_tokens(name, dtype):
                 assert part.abs().max() < margin and gradient.abs().max() < margin
 
 
+@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("rows", [[6, 0, 3, 2], [6, 5, 4, 3, 2, 1, 0]])
+def test_rows_may_be_in_any_order(name, k, rows, positions):
+    target, logits, tokens = positions
+    expected = Expected(target) if k is None else kept(target, k)
+    ascending, shuffled = (
+        SLOW[name][0](outlook(expected, logits[:, order], tokens, 0.8, torch.tensor(order)), 0.25)
+        for order in (sorted(rows), rows)
+    )
+    assert torch.allclose(ascending, shuffled, rtol=1e-12)
+
+
 def test_alpha_of_a_reduced_vocabulary_counts_all_of_p(positions):
     target, logits, tokens = positions
     rows = torch.tensor([1, 4])
