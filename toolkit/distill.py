@@ -295,7 +295,7 @@ def check_resumable(there: dict[str, Any], here: dict[str, Any], path: Path | No
 
 
 def final_scores(
-    folder: Path, module: DraftTraining, data: TextData, start: dict[str, float], trainer: pl.Trainer
+    folder: Path, module: DraftTraining, data: TextData, start: Mapping[str, float], trainer: pl.Trainer
 ) -> dict[str, float]:
     """Load the best state if there is a checkpoint of it; the scores of that state, else the last one's."""
     best, last = folder_of(folder) / BEST, dict(trainer.callback_metrics)

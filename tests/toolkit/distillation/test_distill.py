@@ -20,16 +20,16 @@ from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
 from toolkit.distillation.data import MEASURED, DraftBatch, TextPart
 from toolkit.distillation.drafts import begin
-from toolkit.distillation.losses import ForwardKL
+from toolkit.distillation.losses import AcceptanceLikelihood, ForwardKL
 from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_texts
-from toolkit.distillation.teachers import CachedTeacher, Expected, OnlineTeacher
+from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.errors import InputError
 from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import load_draft
-from toolkit.models.reduced import kept_tokens
-from toolkit.models.teacher import distributions_along, produced_logits
+from toolkit.models.reduced import kept_tokens, reduce_vocabulary
+from toolkit.models.teacher import distributions_along, logits_of, produced_logits, produced_states
 from toolkit.sampling import Sampling
 from toolkit.testing import FAMILIES, llama_pair, tiny_eagle3, tiny_llama, tiny_model
 
@@ -90,7 +90,7 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
 
 def cut_often(run, monkeypatch, *words):
     """The folder of a run that breaks off twice in training, and then in its exports."""
-    step, export, made = DraftTraining.training_step, distill.export, []
+    step, export_all, made = DraftTraining.training_step, distill.export_all, []
 
     def cut_step(self, batch, batch_idx):
         made.append(batch_idx)
@@ -99,11 +99,11 @@ def cut_often(run, monkeypatch, *words):
         return step(self, batch, batch_idx)
 
     def cut_export(*args):
-        export(*args)
+        export_all(*args)
         raise RuntimeError("power cut")
 
     in_training = (DraftTraining, "training_step", cut_step)
-    for replaced in (in_training, in_training, (distill, "export", cut_export)):
+    for replaced in (in_training, in_training, (distill, "export_all", cut_export)):
         made.clear()
         with monkeypatch.context() as patched:
             patched.setattr(*replaced)
@@ -170,13 +170,16 @@ def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
     cached = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise")
     expected = cached.expected(texts[::-1])
     online = OnlineTeacher(target, 1.0)
-    probs = online.expected(texts[::-1]).log_probs
+    whole = torch.arange(6)
+    probs = online.expected(texts[::-1]).at(whole).log_probs
     assert cached.vocab_size == online.vocab_size == target.config.vocab_size
     assert torch.allclose(expected.log_probs, probs.gather(-1, expected.tokens.long()), atol=1e-5)
     assert torch.allclose(expected.log_probs, probs.topk(5).values, atol=1e-5)
     assert torch.allclose(expected.log_rest, probs.sort(-1).values[:, :-5].double().logsumexp(-1).float(), rtol=1e-5)
     cached.prepare(train, validation)
-    assert torch.allclose(cached.whole(validation), online.whole(validation), atol=1e-5)
+    assert torch.allclose(
+        *(teacher.whole(validation).at(whole[:2]).log_probs for teacher in (cached, online)), atol=1e-5
+    )
     with pytest.raises(InputError, match="lacks 2 of 3 texts"):
         cached.prepare(DraftBatch([texts[0], ([5], [6, 8])]), DraftBatch(validation.texts, [[1, 2]]))
     with torch.no_grad():
@@ -185,7 +188,7 @@ def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
     for model, temperature, changed in others:  # side by side in one folder
         beside = CachedTeacher(model, temperature, **changed)
         beside.prepare(train, validation)
-        probs = OnlineTeacher(model, temperature).expected(texts).log_probs
+        probs = OnlineTeacher(model, temperature).expected(texts).at(whole).log_probs
         assert torch.allclose(beside.expected(texts).log_probs, probs.topk(changed["top_k"]).values, atol=1e-5)
     again = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise").expected(texts[::-1])
     assert torch.equal(again.log_probs, expected.log_probs)
@@ -205,11 +208,55 @@ def test_alpha_of_output_layers_of_other_sizes(size):
     batch = DraftBatch(texts)
     teacher = OnlineTeacher(pair.target, 1.0)
     module = DraftTraining(draft, teacher, ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
-    seen = module.outlooks(batch, Expected(teacher.whole(batch)))[0][1]
+    ((_, states, index),) = module.chunks(batch)
+    seen = module.outlook(states, teacher.whole(batch), batch.labels, index)
     mixed = replace(pair, draft=None, drafts=[draft])
     slow = [p.minimum(q).sum(-1) for p, q in distributions_along(mixed, texts, Sampling())]
     assert torch.allclose(seen.alpha, torch.cat(slow), atol=1e-5)
     assert ForwardKL()(seen).isfinite().all()
+
+
+def training_of(kind, target, loss):
+    """A draft in training: of all tokens, of some, or one that reads the target's states."""
+    arguments = (OnlineTeacher(target, 1.0), loss, 0.8, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
+    if kind == "eagle3":
+        states = TargetStates(target, [0, 1, 2])
+        draft = tiny_eagle3(target).requires_grad_(True)
+        return UnrolledTraining(draft, *arguments, states=states, kind=Unrolled([0, 1, 2], decay=0.5))
+    draft = tiny_llama(16, 1, 3, torch.float64).requires_grad_(True)
+    if kind == "reduced":
+        reduce_vocabulary(draft, range(5, 60), ())
+    return DraftTraining(draft, *arguments)
+
+
+@pytest.mark.parametrize("kind", ["whole", "reduced", "eagle3"])
+def test_texts_and_positions_in_parts_have_the_loss_and_gradients_of_all_at_once(kind, monkeypatch):
+    """No more tokens are read at once than was said (a long text alone), and no more positions have logits."""
+    generator, target = torch.Generator().manual_seed(0), tiny_llama(32, 3, 1, torch.float64)
+    lengths = [(3, 5), (2, 30), (9, 1), (4, 12), (5, 13), (1, 2)]
+    texts = [[torch.randint(3, 97, (n,), generator=generator).tolist() for n in pair] for pair in lengths]
+    training, reads, rows, results = training_of(kind, target, AcceptanceLikelihood()), [], [], []
+    draft, layer = training.draft, training.draft.get_output_embeddings()
+    (layer.rows if kind != "whole" else layer).register_forward_hook(
+        lambda module, args, output: rows.append(output.shape[:-1].numel())
+    )
+    draft.get_input_embeddings().register_forward_hook(
+        lambda module, args, output: reads.append(output.shape[:-1].numel())
+    )
+    for most, chunk in ((10**6, 10**6), (25, 4)):
+        monkeypatch.setattr("toolkit.distillation.module.CHUNK", chunk)
+        draft.zero_grad()
+        reads.clear(), rows.clear()
+        total, weight = training.sums(DraftBatch(texts, None, most), 0.5)
+        (total / weight).backward()
+        gradients = {name: w.grad.clone() for name, w in draft.named_parameters() if w.grad is not None}
+        results.append((total.detach(), weight, gradients))
+    assert max(rows) == 4 and max(reads) == 31 and sorted(set(reads))[-2] <= 25
+    (total, weight, gradients), (in_parts, same, others) = results
+    assert torch.allclose(total, in_parts, rtol=1e-6) and weight == same and gradients.keys() == others.keys()
+    for name, gradient in gradients.items():
+        assert gradient.abs().max() > 0 or "embed" in name
+        assert torch.allclose(gradient, others[name], rtol=1e-5, atol=1e-8), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -223,6 +270,8 @@ def test_only_produced_tokens_have_logits(family):
     logits = produced_logits(model, texts, where)
     hook.remove()
     assert rows == [3]
+    states = produced_states(model, texts, where)
+    torch.testing.assert_close(torch.cat([logits_of(model, some) for some in states.split(2)]), logits)
     slow = torch.stack([
         model(input_ids=torch.tensor([[*prompt, *produced[:i]]])).logits[0, -1]
         for (prompt, produced), at in zip(texts, where, strict=True) for i in at
