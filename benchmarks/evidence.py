@@ -22,6 +22,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks import exactness
+from toolkit.errors import answer_signals
 from toolkit.files.atomic import write_text
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import provenance
@@ -106,4 +107,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     main()

@@ -19,6 +19,7 @@ from benchmarks.gpu_exactness import logit_gap, parting
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
+from toolkit.errors import answer_signals
 from toolkit.metrics import total
 from toolkit.testing import dirichlet_pairs, draft_distributions, output_pvalue, random_heads, table_pair
 from toolkit.types import Generation
@@ -194,4 +195,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     main()

@@ -27,7 +27,7 @@ import transformers
 
 from benchmarks import gpu_exactness, gpu_speed
 from benchmarks.checks import Check, attempt, failures, run, table, verdict
-from toolkit.errors import InputError
+from toolkit.errors import InputError, answer_signals
 from toolkit.files.atomic import write_text
 from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import revision
@@ -167,4 +167,5 @@ def _device(name: str) -> torch.device:
 
 
 if __name__ == "__main__":
+    answer_signals()
     sys.exit(main())

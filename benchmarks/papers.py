@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.evidence import ROOT, made_by
 from toolkit.config import choices
+from toolkit.errors import answer_signals
 from toolkit.files.atomic import write_atomic, write_text
 
 LISTED = Path(__file__).with_suffix(".toml")
@@ -132,4 +133,5 @@ def listed() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    answer_signals()
     sys.exit(main())

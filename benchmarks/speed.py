@@ -28,7 +28,7 @@ from benchmarks.contenders import Contender, ForwardMeter, constant, engine, the
 from benchmarks.evidence import made_by
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config, generate
-from toolkit.errors import InputError
+from toolkit.errors import InputError, answer_signals
 from toolkit.files.atomic import write_text
 from toolkit.integrations.transformers import assistant
 from toolkit.testing.padding import padded_pair
@@ -227,4 +227,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     main()

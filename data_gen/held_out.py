@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from data_gen.domains import DOMAINS, Example, get
+from toolkit.errors import answer_signals
 from toolkit.files.atomic import write_text
 from toolkit.files.text import lines_of
 
@@ -34,5 +35,6 @@ def load_frozen(domain: str, split: str, folder: Path = FOLDER) -> list[Example]
 
 
 if __name__ == "__main__":
+    answer_signals()
     for path in freeze():
         print(path)

@@ -23,7 +23,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("distill")
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,10 @@ from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import begin, blank_of, card_of, draft_of, export, most_costly, shape_of
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
+from toolkit.distillation.teachers import Teacher
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
-from toolkit.errors import InputError
+from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import read_json, write_json
 from toolkit.models import eagle3, gguf
 from toolkit.models.fingerprint import Weights
@@ -100,7 +101,14 @@ def _run(cfg: commands.Distill) -> Path:
 
 
 def score(cfg: commands.Distill, folder: Path) -> float:
-    return float(read_json(folder / SCORES)[cfg.optimized_metric])
+    """What a sweep optimizes; nan after the export of a training that is under way."""
+    return score_of(read_json(folder / SCORES), cfg.optimized_metric) if (folder / SCORES).exists() else float("nan")
+
+
+def score_of(scores: Mapping[str, float], name: str) -> float:
+    if name not in scores:
+        raise unknown_name("score", name, scores, "as optimized_metric")
+    return float(scores[name])
 
 
 def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
@@ -141,16 +149,14 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
                 f"validation: alpha = sum min(p, q) over all {module.teacher.vocab_size:,} tokens of the vocabulary, at "
                 f"{measured.num_positions} of {measured.total} produced tokens of validation texts, evenly spread"
             )
-        if checkpoint is None:
-            (start_scores,) = trainer.validate(module, datamodule=data, verbose=False)
-            module.about["start"] = start_scores
+        (start,) = trainer.validate(module, datamodule=data, verbose=False)  # also where the training goes on
+        score_of(start, cfg.optimized_metric)  # its faults, before the training
         if cfg.export:
             epochs = float(checkpoint["epoch"]) if checkpoint else 0.0
         else:
             print("distill: the same line goes on after an interruption, and exports the best draft with export=true")
             trainer.fit(module, datamodule=data, ckpt_path=resumed.path)
             epochs = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)
-        start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
         scores["tokens"] = round(data.states["train"].num_positions * epochs)
         if trainer.is_global_zero:
@@ -205,7 +211,7 @@ def build_module(
     parts = [data.states[name].whole for name in ("train", "validation")]
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
     model = None if target is None else target.target
-    teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
+    teacher: Teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
     teacher.prepare(*parts)
     ends = () if target is None else target.end_ids or ()
     record = {"shape": shape_of(draft), "lmbda": cfg.lmbda, "temperature": temperature, "wandb_run_id": run_id}
@@ -214,8 +220,8 @@ def build_module(
     arguments = (draft, teacher, loss, temperature, on_policy, optimizer, scheduler, record)
     if kind is None:
         return DraftTraining(*arguments)
-    folder = Path(cfg.teacher["folder"]) / "states" if "folder" in cfg.teacher else None
-    states = TargetStates(model, draft.target_layers, folder)
+    folder = teacher.folder
+    states = TargetStates(model, draft.target_layers, None if folder is None else folder / "states")
     states.prepare([text for part in parts for text in part.texts])
     return UnrolledTraining(*arguments, states=states, kind=kind)
 
@@ -290,7 +296,7 @@ def check_resumable(there: dict[str, Any], here: dict[str, Any], path: Path | No
 
 
 def final_scores(
-    folder: Path, module: DraftTraining, data: TextData, start: dict[str, float], trainer: pl.Trainer
+    folder: Path, module: DraftTraining, data: TextData, start: Mapping[str, float], trainer: pl.Trainer
 ) -> dict[str, float]:
     """Load the best state if there is a checkpoint of it; the scores of that state, else the last one's."""
     best, last = folder_of(folder) / BEST, dict(trainer.callback_metrics)

@@ -8,12 +8,14 @@ InputError            what was expected, what came, how to fix it: one line
 from __future__ import annotations
 
 import difflib
+import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-INTERRUPTED = 128 + 2  # the exit code that shells give a process that SIGINT has ended
 LONGEST = 80  # characters of a name that messages quote
 
 
@@ -47,10 +49,49 @@ def warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def interrupted() -> NoReturn:
-    """End the process after Ctrl-C: one line says how to go on, the exit code is the shell's 130."""
-    print("interrupted: what is finished is kept; run the same line again to go on", file=sys.stderr)
-    sys.exit(INTERRUPTED)
+class Terminated(KeyboardInterrupt):
+    """SIGTERM (kill, Slurm, make): a command ends as after Ctrl-C."""
+
+
+def answer_signals() -> None:
+    """End this process, a command, with one line after Ctrl-C or SIGTERM, at any moment: 130 or 143."""
+    usual = sys.excepthook, sys.unraisablehook
+
+    def terminate(*_: Any) -> None:
+        raise Terminated
+
+    def uncaught(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            interrupted(error)
+        usual[0](kind, error, traceback)
+
+    def lost(unraisable: sys.UnraisableHookArgs) -> None:
+        """Send the signal again: no exception gets out of a finalizer or a weak reference's callback."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            threading.Timer(0.05, os.kill, (os.getpid(), signal_of(unraisable.exc_value))).start()
+        else:
+            usual[1](unraisable)
+
+    signal.signal(signal.SIGTERM, terminate)
+    sys.excepthook, sys.unraisablehook = uncaught, lost
+
+
+def signal_of(interrupt: KeyboardInterrupt) -> signal.Signals:
+    return signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
+
+
+def interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
+    """End the process: one line says how to go on, the exit code is the one that shells give to the signal."""
+    number = signal_of(interrupt)
+    signal.signal(number, signal.SIG_DFL)  # one more ends it at once
+    word = "terminated" if number == signal.SIGTERM else "interrupted"
+    print(f"{word}: what is finished is kept; run the same line again to go on", file=sys.stderr)
+    sys.exit(exit_code(number))
+
+
+def exit_code(number: int) -> int:
+    """The exit code that shells give a process that a signal has ended."""
+    return 128 + number
 
 
 def merged(old: str, new: str) -> NoReturn:

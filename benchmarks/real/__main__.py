@@ -25,6 +25,7 @@ from benchmarks.evidence import ROOT
 from benchmarks.real.folder import FOLDER
 from benchmarks.real.page import page
 from benchmarks.real.steps import STEPS, first_calls, questions
+from toolkit.errors import answer_signals
 from toolkit.files.atomic import read_json, write_json
 
 
@@ -58,4 +59,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     main()

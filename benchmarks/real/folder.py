@@ -30,9 +30,13 @@ def stage(*words: str, line: str = "output: ") -> Path:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         last = ""
-        for text in process.stdout:
-            print(text, end="", flush=True)
-            last = text.removeprefix(line).strip() if text.startswith(line) else last
+        try:
+            for text in process.stdout:
+                print(text, end="", flush=True)
+                last = text.removeprefix(line).strip() if text.startswith(line) else last
+        except KeyboardInterrupt:  # SIGTERM comes to this process alone
+            process.terminate()
+            raise
     if process.returncode:
         sys.exit(f"python -m {' '.join(words)} failed")
     return Path(last)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from toolkit import ModelPair
 from toolkit.acceptance.folder import KINDS
+from toolkit.errors import answer_signals
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import TOY
 
@@ -25,4 +26,5 @@ def stamp(folder: Path, pair: ModelPair) -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     stamp(TOY / "head", ModelPair.toy())

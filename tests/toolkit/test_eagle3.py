@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.gpu_exactness import logit_gap, parting
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config, generate
-from toolkit.distillation.unrolled import TargetStates, Unrolled, logits_by_depth, unrolled_states
+from toolkit.distillation.unrolled import TargetStates, Unrolled, states_by_depth, unrolled_states
 from toolkit.engine import open_session
 from toolkit.engine.capture import Captures, StaticForward
 from toolkit.errors import InputError
@@ -298,9 +298,9 @@ def test_training_sees_what_decoding_computes():
     states = TargetStates(target, LAYERS).of(texts)
     positions = [range(4), [0, 2]]
     places = [(row, len(texts[row][0]) + i) for row, where in enumerate(positions) for i in where]
-    for depth, (logits, index) in enumerate(logits_by_depth(draft, states, texts, positions, 3), start=1):
+    for depth, (finals, index) in enumerate(states_by_depth(draft, states, texts, positions, 3), start=1):
         assert index.tolist() == [number for number, (_, place) in enumerate(places) if place > depth]
-        for number, got in zip(index.tolist(), logits, strict=True):
+        for number, got in zip(index.tolist(), draft.lm_head.rows(finals), strict=True):
             row, place = places[number]
             text = [*texts[row][0], *texts[row][1]]
             begun, drafted = text[: place - depth + 1], text[place - depth + 1 : place]

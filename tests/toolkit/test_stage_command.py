@@ -126,9 +126,11 @@ def test_an_error_of_a_command_in_its_own_process_is_one_line(tmp_path):
     assert "Traceback" not in result.stderr and list(tmp_path.iterdir()) == []
 
 
-# -- Ctrl-C: one line that says how to go on, exit code 130, at any moment ---------------------------------------------------
+# -- Ctrl-C and SIGTERM: one line that says how to go on, exit code 130 or 143, at any moment --------------------------------
 
-LINE = "interrupted: what is finished is kept; run the same line again to go on"
+LINE = ": what is finished is kept; run the same line again to go on"
+ENDS = {signal.SIGINT: (130, f"interrupted{LINE}"), signal.SIGTERM: (143, f"terminated{LINE}")}
+either = pytest.mark.parametrize("number", ENDS)
 
 
 def started(*words: str) -> subprocess.Popen[str]:
@@ -139,10 +141,9 @@ def started(*words: str) -> subprocess.Popen[str]:
     )
 
 
-def assert_one_line(process: subprocess.Popen[str]) -> str:
+def assert_one_line(process: subprocess.Popen[str], number: int = signal.SIGINT) -> str:
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert errors.rstrip("\n").split("\n")[-1] == LINE
+    assert (process.returncode, errors.rstrip("\n").split("\n")[-1]) == ENDS[number]
     assert "Traceback" not in errors
     return errors
 
@@ -150,16 +151,18 @@ def assert_one_line(process: subprocess.Popen[str]) -> str:
 CHECKED = "from toolkit.config.command_line import check_command_line; check_command_line('decode')"
 
 
-def test_while_modules_are_imported_and_where_python_loses_it():
+@either
+def test_while_modules_are_imported_and_where_python_loses_it(number):
     """In a finalizer, the exception does not get out; the command ends all the same."""
-    lost = "class Lost:\n def __del__(self): raise KeyboardInterrupt\n"
+    comes = f"import os, time; os.kill(os.getpid(), {number:d}); time.sleep(.1)"
+    lost = f"class Lost:\n def __del__(self): {comes}\n"
     waits = "import time; Lost(); time.sleep(1)"
     processes = [
-        started("-c", f"{CHECKED}; raise KeyboardInterrupt"),
+        started("-c", f"{CHECKED}; {comes}"),
         started("-c", f"{lost}{CHECKED}\ntry:\n {waits}\nexcept KeyboardInterrupt: raise"),
     ]
     for process in processes:
-        assert_one_line(process)
+        assert_one_line(process, number)
 
 
 def test_where_a_library_ends_the_process_itself():
@@ -168,25 +171,35 @@ def test_where_a_library_ends_the_process_itself():
     assert_one_line(started("-c", f"{stops}from toolkit.runs.stage import command; command('decode', run)"))
 
 
-def test_while_work_is_done(tmp_path):
+@either
+def test_while_work_is_done(tmp_path, number):
     words = ["prompts=toy_math", "prompts.split=train", "shard_size=1", f"paths.output_dir={tmp_path / 'out'}"]
     process = started("-m", "data_gen.responses", *words)
     while not list(tmp_path.glob("out/shard-*")) and process.poll() is None:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     steps = ["importing torch and transformers", "reading the prompts", "1,000 prompts; loading the pair"]
-    assert assert_one_line(process).startswith(
+    assert assert_one_line(process, number).startswith(
         "".join(f"responses: {step}\n" for step in steps)
     )  # never silent for long
 
 
 @pytest.mark.slow
+@either
 @pytest.mark.parametrize("trainer", ["cpu", "ddp_sim"])
-def test_while_heads_are_trained(trainer, tiny_overrides, tiny_mix, tmp_path):
+def test_while_heads_are_trained(trainer, number, tiny_overrides, tiny_mix, tmp_path):
     words = ["head.depth=1", "trainer.max_epochs=5000", "optimizer.lr=1e-3", "logger=csv", f"trainer={trainer}"]
     words += [*tiny_overrides, f"data.path={tiny_mix}", f"paths.output_dir={tmp_path / 'run'}"]
     process = started("-m", "toolkit.train", *words)
     while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    assert_one_line(process)
+    process.send_signal(number)
+    assert_one_line(process, number)
+
+
+@pytest.mark.parametrize("program", sorted(path.stem for path in (CONF.parent / "benchmarks").glob("*.py")))
+def test_in_every_program_of_the_benchmarks(program):
+    """Its own main part: whatever it does then ends at the signal."""
+    source = (CONF.parent / "benchmarks" / f"{program}.py").read_text()
+    main = source.partition('if __name__ == "__main__":\n')[2]
+    assert not main or program == "llamacpp" or main.startswith("    answer_signals()\n")  # which runs elsewhere

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import _thread
 import argparse
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
 from toolkit import config as configs
 from toolkit.config import files, papers
-from toolkit.errors import InputError, interrupted, unknown_name
+from toolkit.errors import InputError, answer_signals, unknown_name
 from toolkit.files.digests import ensure_home
 
 APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
@@ -25,29 +23,14 @@ _prepared: tuple[str, ...] | None = None  # the last command line that `prepare`
 def check_command_line(config_name: str) -> None:
     """The checks of `python -m MODULE ...`, where the module begins.
 
-    Ends the process after --help, and with one line after a fault, or after Ctrl-C while the module is imported.
+    Ends the process after --help, and with one line after a fault; from here on, with one line after Ctrl-C or SIGTERM.
     """
-    usual = sys.excepthook
-    sys.excepthook = lambda kind, *error: interrupted() if kind is KeyboardInterrupt else usual(kind, *error)
-    repeat_lost_interrupts()
+    answer_signals()
     ensure_home()  # before libraries look for their caches
     try:
         sys.argv[1:] = prepare(config_name, sys.argv[1:])
     except InputError as error:
         sys.exit(f"error: {error}")
-
-
-def repeat_lost_interrupts() -> None:
-    """Send Ctrl-C again where Python loses it: in a finalizer or a weak reference's callback no exception gets out."""
-    usual = sys.unraisablehook
-
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        if unraisable.exc_type is KeyboardInterrupt:
-            threading.Timer(0.05, _thread.interrupt_main).start()
-        else:
-            usual(unraisable)
-
-    sys.unraisablehook = hook
 
 
 def prepare(config_name: str, argv: Sequence[str]) -> list[str]:

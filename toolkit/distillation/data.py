@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated
 
@@ -14,13 +14,19 @@ from toolkit.models.teacher import Text
 from toolkit.training.batches import Examples, ResumableData
 
 MEASURED = 500  # produced tokens of validation texts
+TOKENS_AT_ONCE = 4096
 
 
 class DraftBatch:
-    """Some texts, and per text the produced tokens that are looked at, from 0 (None: all); `labels` are those tokens."""
+    """Some texts, and per text the produced tokens that are looked at, from 0 (None: all); `labels` are those tokens.
 
-    def __init__(self, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None):
-        self.texts = list(texts)
+    most  tokens that a forward pass reads at once
+    """
+
+    def __init__(
+        self, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None, most: int = TOKENS_AT_ONCE
+    ):
+        self.texts, self.most = list(texts), most
         self.positions = positions or [range(len(produced)) for _, produced in texts]
         labels = [produced[i] for (_, produced), where in zip(self.texts, self.positions, strict=True) for i in where]
         self.labels = torch.tensor(labels, dtype=torch.long)
@@ -29,14 +35,38 @@ class DraftBatch:
         """A batch of no texts: the share of a process for which too few are left."""
         return DraftBatch([])
 
+    def parts(self) -> Iterator[DraftBatch]:
+        """The texts that a forward pass reads at once, group by group."""
+        for group in groups([length_of(text) for text in self.texts], self.most):
+            yield DraftBatch([self.texts[i] for i in group], [self.positions[i] for i in group], self.most)
+
+
+def length_of(text: Text) -> int:
+    """Tokens of prompt and response."""
+    return len(text[0]) + len(text[1])
+
+
+def groups(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Numbers of texts, in groups that have `most` tokens with their padding, or one text; of similar length, if several."""
+    if lengths and len(lengths) * max(lengths) <= most:
+        return [list(range(len(lengths)))]
+    groups: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= most:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
+
 
 class TextPart(Examples):
     """The texts of a split.
 
-    most  of their produced tokens that are looked at, evenly spread over all texts; texts without any are left out
+    most            of their produced tokens that are looked at, evenly spread over all texts; texts without any are left out
+    tokens_at_once  that a forward pass reads
     """
 
-    def __init__(self, texts: Sequence[Text], most: int | None = None):
+    def __init__(self, texts: Sequence[Text], most: int | None = None, tokens_at_once: int = TOKENS_AT_ONCE):
         ends = [0, *accumulate(len(produced) for _, produced in texts)]
         total = self.total = ends[-1]
         count = self.num_positions = total if most is None else min(most, total)
@@ -45,11 +75,12 @@ class TextPart(Examples):
             for begin, end in pairwise(ends)
         ]
         looked_at = [(text, where) for text, where in zip(texts, positions, strict=True) if where]
-        self.whole = DraftBatch([text for text, _ in looked_at], [where for _, where in looked_at])
+        self.whole = DraftBatch([text for text, _ in looked_at], [where for _, where in looked_at], tokens_at_once)
         self.num_examples = len(looked_at)
 
     def batch(self, examples: Sequence[int]) -> DraftBatch:
-        return DraftBatch([self.whole.texts[i] for i in examples], [self.whole.positions[i] for i in examples])
+        texts, positions = self.whole.texts, self.whole.positions
+        return DraftBatch([texts[i] for i in examples], [positions[i] for i in examples], self.whole.most)
 
 
 class TextData(ResumableData):
@@ -57,6 +88,8 @@ class TextData(ResumableData):
 
     texts                of all prompts
     batch_size           texts per step (and process)
+    tokens_at_once       that a forward pass reads, padding included; a longer text is read alone. It bounds the memory, and
+                         changes nothing else: loss and gradients are those of the whole step
     validation_fraction  of the prompts
     shuffle              a new order of the texts for every epoch
     seed                 of the orders and of the split
@@ -69,11 +102,15 @@ class TextData(ResumableData):
         validation_fraction: Annotated[float, Between(0, 1, "()")] = 0.1,
         shuffle: bool = True,
         seed: int = 0,
+        tokens_at_once: Annotated[int, AtLeast(1)] = TOKENS_AT_ONCE,
     ):
         super().__init__()
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         train, validation = split(texts, validation_fraction, seed)
-        self.states: dict[str, TextPart] = {"train": TextPart(train), "validation": TextPart(validation, MEASURED)}
+        self.states: dict[str, TextPart] = {
+            "train": TextPart(train, None, tokens_at_once),
+            "validation": TextPart(validation, MEASURED, tokens_at_once),
+        }
 
 
 def split(texts: Sequence[Text], fraction: float, seed: int) -> tuple[list[Text], list[Text]]:

@@ -15,7 +15,8 @@ Where only k tokens of p are known, the KLs and JSD take all the others as one t
 processing inequality). TVD and LK count the overlap of the k tokens alone: upper bounds.
 
 Where the draft has rows for V' tokens alone, q is 0 at all others. So forward KL is that of p renormalised over the V', and
-cross entropy leaves out the tokens that have no row. All other losses are finite, and count p's mass outside of V'.
+cross entropy leaves out the tokens that have no row. All other losses are finite, and count p's mass outside of V'. Where only
+k tokens of p are known, how much of the others' mass lies in V' is not: forward KL takes the share that makes it smallest.
 
 Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`Outlook`).
 """
@@ -87,8 +88,21 @@ class ForwardKL(Loss):
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
         p, q = outlook.target_log_probs, outlook.draft_log_probs
         if outlook.reduced:
-            p = p.masked_fill(q <= LOWEST, -torch.inf).log_softmax(-1).clamp(min=LOWEST)
+            p = p.masked_fill(q <= LOWEST, -torch.inf)
+            if outlook.has_rest:
+                p = torch.cat([p[:, :-1], torch.minimum(p[:, -1:], _smallest_rest(p, q))], -1)
+            p = p.log_softmax(-1).clamp(min=LOWEST)
         return _kl(p, q)
+
+
+def _smallest_rest(p: Tensor, q: Tensor) -> Tensor:
+    """log m [n, 1]: the mass m of the rest, beside that of the tokens of p, at which KL(p / sum p || q) is smallest.
+
+    With a = p / A of the tokens alone, A their mass: m / A = q(rest) exp(sum a log(a / q)), where the derivative is 0.
+    """
+    mass = p[:, :-1].logsumexp(-1, keepdim=True).clamp(min=LOWEST)
+    alone = (p[:, :-1] - mass).clamp(min=LOWEST)
+    return (mass + q[:, -1:] + _kl(alone, q[:, :-1]).unsqueeze(-1)).detach()
 
 
 @dataclass(frozen=True)

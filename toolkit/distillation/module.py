@@ -1,33 +1,38 @@
 """A draft that learns from its target: one forward pass of the draft per batch, gradients through it alone.
 
+Logits of all positions, and the tensors that a loss makes of them, would be many times the model: those of CHUNK positions are
+computed at a time, and once more for the gradient. A batch of more tokens than are read at once is read in parts likewise.
+
 On-policy texts are what the draft itself says, for the target to correct (GKD, arXiv:2306.13649; DistillSpec).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from toolkit import config
 from toolkit.decoding import decode
 from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import Loss, Outlook
-from toolkit.distillation.teachers import Expected, Teacher, outlook
+from toolkit.distillation.teachers import CHUNK, Prediction, Teacher, outlook
 from toolkit.engine.engine import EngineOptions
 from toolkit.engine.facts import fit_logits
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.reduced import kept_tokens, rows_alone
-from toolkit.models.teacher import Text, produced_logits
+from toolkit.models.teacher import Text, logits_of, produced_states
 from toolkit.sampling import Sampling
 from toolkit.training.trainer import WholeSteps
 
 PLAIN = EngineOptions(cuda_graphs="off")  # weights change between calls
+recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # nothing is drawn in it
 
 
 @dataclass(frozen=True)
@@ -73,40 +78,80 @@ class DraftTraining(WholeSteps):
         if is_on_policy(own.lmbda, own.seed, step):
             seed = own.seed + self.trainer.global_rank
             texts = batch.texts
-            batch = DraftBatch(own_texts(self.draft, texts, own.sampling, own.ends, seed, step) if texts else [])
+            drawn = own_texts(self.draft, texts, own.sampling, own.ends, seed, step) if texts else []
+            batch = DraftBatch(drawn, None, batch.most)
         if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
             nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
             return self.share_of_step(nothing, nothing.detach(), 0)
         progress = self.trainer.global_step / max(self._num_steps, 1)
-        seen = self.outlooks(batch, self.teacher.expected(batch.texts))
-        losses = [(weight, self.loss(depth, progress)) for weight, depth in seen]
-        total = torch.stack([weight * loss.sum() for weight, loss in losses]).sum()
-        whole = total.new_tensor(sum(weight * len(loss) for weight, loss in losses))
-        return self.share_of_step(total, whole, len(batch.labels))
+        total, whole = self.sums(batch, progress)
+        return self.share_of_step(total, whole.detach(), len(batch.labels))
+
+    def sums(self, batch: DraftBatch, progress: float) -> Tensor:
+        """Numerator and denominator of a batch's loss [2]; of several parts only the texts are kept."""
+        parts = list(batch.parts())
+        sums_of = partial(recomputed, self.sums_of_part) if len(parts) > 1 else self.sums_of_part
+        return torch.stack([sums_of(part, self.teacher.expected(part.texts), progress) for part in parts]).sum(0)
+
+    def sums_of_part(self, batch: DraftBatch, expected: Prediction, progress: float) -> Tensor:
+        """As `sums`, of texts that are read at once; of logits nothing is kept."""
+        sums = []
+        for depth, states, index in self.chunks(batch):
+            losses = recomputed(self.losses, states, expected, batch.labels[index], index, progress)
+            sums.append(self.weight_of(depth) * torch.stack([losses.sum(), losses.new_tensor(len(losses))]))
+        return torch.stack(sums).sum(0)
+
+    def losses(self, states: Tensor, expected: Prediction, labels: Tensor, index: Tensor, progress: float) -> Tensor:
+        """The loss [c] at positions of final states [c, D]."""
+        return self.loss(self.outlook(states, expected, labels, index), progress)
 
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
-        (_, seen), *deeper = self.outlooks(batch, Expected(self.teacher.whole(batch)))
-        for depth, (_, other) in enumerate(deeper, start=2):
-            count = len(other.token_log_probs)
-            self.log(f"val/alpha_{depth}", _mean(other.alpha), on_epoch=True, batch_size=count, sync_dist=True)
-        values = {"val/alpha": _mean(seen.alpha), "val/loss": _mean(self.loss(seen, 1.0))}
-        values["val/coverage"] = _mean(seen.has_row.float())
-        self.log_dict(values, on_epoch=True, batch_size=len(seen.has_row), sync_dist=True, prog_bar=True)
-        covered = int(seen.has_row.sum())
-        cross_entropy = -seen.token_log_probs[seen.has_row].sum() / max(covered, 1)
-        self.log("val/cross_entropy", cross_entropy, on_epoch=True, batch_size=covered, sync_dist=True)
+        columns: dict[tuple[int, str], list[Tensor]] = {}
+        for part in batch.parts():
+            expected = self.teacher.whole(part)
+            for depth, states, index in self.chunks(part):
+                seen = self.outlook(states, expected, part.labels[index], index)
+                values = {"alpha": seen.alpha, "loss": self.loss(seen, 1.0), "coverage": seen.has_row.float()}
+                values["log_probs"] = seen.token_log_probs[seen.has_row]
+                for name, column in values.items():
+                    columns.setdefault((depth, name), []).append(column)
+        rows = {key: torch.cat(parts) for key, parts in columns.items()}
+        for depth in range(1, 1 + max(depth for depth, _ in rows)):
+            alpha = rows[depth, "alpha"]
+            self.log(f"val/alpha_{depth + 1}", _mean(alpha), on_epoch=True, batch_size=len(alpha), sync_dist=True)
+        first = {f"val/{name}": _mean(rows[0, name]) for name in ("alpha", "loss", "coverage")}
+        self.log_dict(first, on_epoch=True, batch_size=len(rows[0, "alpha"]), sync_dist=True, prog_bar=True)
+        covered = rows[0, "log_probs"]
+        self.log("val/cross_entropy", -_mean(covered), on_epoch=True, batch_size=len(covered), sync_dist=True)
 
-    def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
-        """The distributions of target and draft at a batch's positions, with the weight of their loss.
+    @property
+    def tokens(self) -> Tensor | None:
+        """The tokens [V'] that the draft's logits are of; None: the whole vocabulary."""
+        return kept_tokens(self.draft)
 
-        There is one entry per depth that the draft is unrolled to; a separate draft has one. Gradients go to the draft.
-        """
-        tokens = kept_tokens(self.draft)
+    def weight_of(self, depth: int) -> float:
+        """Of the loss at a depth that the draft is unrolled to, from 0. A separate draft has one."""
+        return 1.0
+
+    def final_states(self, batch: DraftBatch) -> list[tuple[Tensor, Tensor]]:
+        """Per depth the draft's final states [n', D], and which of a batch's n positions these are [n']."""
+        return [(produced_states(self.draft, batch.texts, batch.positions), torch.arange(len(batch.labels)))]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The draft's logits [c, V'] of final states [c, D]."""
         with rows_alone(self.draft):
-            logits = produced_logits(self.draft, batch.texts, batch.positions).float()
-        if tokens is None:
-            logits = fit_logits(logits, self.teacher.vocab_size, logits.device)
-        return [(1.0, outlook(expected, logits, batch.labels, self.temperature, tokens))]
+            logits = logits_of(self.draft, states).float()
+        return logits if self.tokens is not None else fit_logits(logits, self.teacher.vocab_size, logits.device)
+
+    def chunks(self, batch: DraftBatch) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The depth, final states [c, D] and numbers [c] of some of a batch's positions at a time."""
+        for depth, (states, index) in enumerate(self.final_states(batch)):
+            for some, numbers in zip(states.split(CHUNK), index.cpu().split(CHUNK), strict=True):
+                yield depth, some, numbers
+
+    def outlook(self, states: Tensor, expected: Prediction, labels: Tensor, index: Tensor) -> Outlook:
+        """The distributions of target and draft at positions of final states [c, D]. Gradients go to the draft."""
+        return outlook(expected.at(index), self.logits(states), labels, self.temperature, self.tokens)
 
     @property
     def _num_steps(self) -> int:

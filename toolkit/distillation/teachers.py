@@ -3,10 +3,11 @@
 For training, a cache keeps the k likeliest tokens of every position, and the log of the mass of all others. So a loss may be a
 bound of the true one (`losses.py` says which). For validation it keeps the whole of p: no score is a bound.
 
-    FOLDER/about.json                    which target, k, temperature, V
-    FOLDER/<hash of texts>.safetensors   of up to SHARD texts: tokens [N, k], log_probs [N, k], log_rest [N], and where each
-                                         text begins
-    FOLDER/validation/<hash>.safetensors   of one text: log_probs [m, V] of the m tokens that validation looks at
+    FOLDER/<hash of target, k, temperature>/
+        about.json                         which they are, and V
+        <hash of texts>.safetensors        of up to SHARD texts: tokens [N, k], log_probs [N, k], log_rest [N], and where each
+                                           text begins
+        validation/<hash>.safetensors      of one text: log_probs [m, V] of the m tokens that validation looks at
 
 Shapes: n positions of all texts of a batch, V the target's output size, k kept tokens.
 """
@@ -25,17 +26,17 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from toolkit.config.notes import AtLeast
-from toolkit.distillation.data import DraftBatch
+from toolkit.distillation.data import DraftBatch, length_of
 from toolkit.distillation.losses import LOWEST, Outlook
 from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.models.fingerprint import Weights
-from toolkit.models.teacher import Text, produced_logits
+from toolkit.models.teacher import Text, logits_of, produced_states
 
 SHARD = 256  # texts of a file
-TOGETHER = 16  # texts of a forward pass
+CHUNK = 128  # positions whose logits are there at once
 LONGEST = 60  # seconds of work that a file holds
 ABOUT = "about.json"
 
@@ -48,20 +49,57 @@ class Expected:
     tokens: Tensor | None = None
     log_rest: Tensor | None = None
 
+    def at(self, index: Tensor) -> Expected:
+        parts = (self.log_probs, self.tokens, self.log_rest)
+        return Expected(*(None if part is None else part[index.to(part.device)] for part in parts))  # type: ignore[arg-type]
+
+
+class Prediction(Protocol):
+    """What a target expects at n positions, as much at once as is asked for: all of it is n distributions over V tokens."""
+
+    def at(self, index: Tensor) -> Expected:
+        """What it expects at the positions of these numbers [c]."""
+
+
+@dataclass(frozen=True)
+class ReadPositions:
+    """Positions that the target has read: its final states [n, D]."""
+
+    target: Any
+    temperature: float
+    states: Tensor
+
+    @torch.no_grad()
+    def at(self, index: Tensor) -> Expected:
+        logits = logits_of(self.target, self.states[index.to(self.states.device)]).float()
+        return Expected((logits / self.temperature).log_softmax(-1))
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Positions whose log p [V] is in files that are mapped into memory."""
+
+    rows: Sequence[Tensor]
+
+    def at(self, index: Tensor) -> Expected:
+        rows = [self.rows[i] for i in index.tolist()]
+        return Expected(torch.stack(rows) if rows else self.rows[0].unsqueeze(0)[:0])
+
 
 class Teacher(Protocol):
-    """The source of log p in a training. vocab_size: V."""
+    """The source of log p in a training. vocab_size: V; folder: where all that this target says may be kept; None: nowhere."""
 
     vocab_size: int
+    folder: Path | None
 
     def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Announce the texts that `expected` and `whole` will get."""
 
-    def expected(self, texts: Sequence[Text]) -> Expected:
+    def expected(self, texts: Sequence[Text]) -> Prediction:
         """What the target expects at every produced token of texts, one text after another."""
 
-    def whole(self, batch: DraftBatch) -> Tensor:
-        """log p [n, V] at a batch's positions."""
+    def whole(self, batch: DraftBatch) -> Prediction:
+        """The whole of p at a batch's positions."""
 
 
 def outlook(
@@ -104,15 +142,17 @@ def _columns(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def log_probs_of(
+def read_positions(
     target: Any, temperature: float, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None
-) -> Tensor:
-    """log p [n, V] of texts' produced tokens, by a forward pass of the target."""
-    return (produced_logits(target, texts, positions).float() / temperature).log_softmax(-1)
+) -> ReadPositions:
+    """Texts' produced tokens, by a forward pass of the target; arguments as for `produced_logits`."""
+    return ReadPositions(target, temperature, produced_states(target, texts, positions))
 
 
 class OnlineTeacher:
     """The target, a causal language model, reads every batch. temperature: of p."""
+
+    folder = None
 
     def __init__(self, target: Any, temperature: float, about: Weights | None = None):
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size(target)
@@ -120,23 +160,23 @@ class OnlineTeacher:
     def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Do nothing: every batch is read when it comes."""
 
-    def expected(self, texts: Sequence[Text]) -> Expected:
+    def expected(self, texts: Sequence[Text]) -> Prediction:
         """Log probabilities of the whole vocabulary."""
-        return Expected(log_probs_of(self.target, self.temperature, texts))
+        return read_positions(self.target, self.temperature, texts)
 
-    def whole(self, batch: DraftBatch) -> Tensor:
-        return log_probs_of(self.target, self.temperature, batch.texts, batch.positions)
+    def whole(self, batch: DraftBatch) -> Prediction:
+        return read_positions(self.target, self.temperature, batch.texts, batch.positions)
 
 
 class CachedTeacher:
     """A folder of the target's likeliest tokens, and of its whole distributions for validation, memory-mapped.
 
-    folder       their folder; created if it is not there
+    folder       where there is one folder for each target, top_k and temperature; created if it is not there
     top_k        tokens kept per position
     on_missing   generate: ask the target for texts that the folder does not know, and keep what it says; raise: refuse them
-    target       None: it is not loaded, and `about` says which one the texts are of
+    target       None: it is not loaded, and `about` says which one the texts are of; None: the only one that there is
     temperature  of p
-    Raises InputError if the folder is of another target, top_k or temperature, or of a revision that kept no log_rest.
+    Raises InputError if there are several targets and none is named.
     """
 
     def __init__(
@@ -150,16 +190,10 @@ class CachedTeacher:
         on_missing: Literal["generate", "raise"] = "generate",
     ):
         self.target, self.temperature = target, temperature
-        self.folder, self.top_k, self.on_missing = Path(folder), top_k, on_missing
+        self.top_k, self.on_missing = top_k, on_missing
         self.weights = Weights.of(target) if target is not None else about
-        record = read_json(self.folder / ABOUT) if (self.folder / ABOUT).exists() else {}
-        if self.weights is not None and (reason := Weights.changed(record, self.weights, "target")) is not None:
-            raise InputError(
-                f"teacher.folder: {self.folder} is of another target ({reason}); choose another folder, or delete it"
-            )
-        for name, here in self._settings().items():
-            if record and record.get(name) != here:
-                raise InputError(f"teacher.folder: {self.folder} was made with {name}={record.get(name)}, not {here}")
+        self.folder = self._folder_in(Path(folder))
+        record = read_json(self.folder / ABOUT) if target is None and (self.folder / ABOUT).exists() else {}
         self.vocab_size = int(record.get("vocab_size", 0)) if target is None else vocab_size(target)
         self.entries: dict[str, tuple[dict[str, Tensor], int, int]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
@@ -184,16 +218,16 @@ class CachedTeacher:
         size = (tokens * 8 * min(self.top_k, self.vocab_size) + whole * 4 * self.vocab_size) / 1e6
         print(f"teacher: {tokens + whole:,} tokens are read once, {size:,.0f} MB go to {self.folder}", flush=True)
         with tqdm(total=tokens + whole, desc="teacher", unit="token") as bar:
-            self._write(missing, bar)
-            for first in range(0, len(unread), TOGETHER):
-                texts, positions = zip(*unread[first : first + TOGETHER], strict=True)
-                counts = [*map(len, positions)]
-                parts = log_probs_of(self.target, self.temperature, texts, positions).split(counts)
-                for path, log_probs in zip(map(self._validation_file, texts, positions), parts, strict=True):
-                    save_tensors(path, {"log_probs": log_probs})
-                bar.update(sum(counts))
+            self._write(DraftBatch(missing, None, train.most), bar)
+            texts, positions = [text for text, _ in unread], [where for _, where in unread]
+            for part in DraftBatch(texts, positions, validation.most).parts():
+                seen = read_positions(self.target, self.temperature, part.texts, part.positions)
+                numbers = torch.arange(len(part.labels)).split([len(where) for where in part.positions])
+                for text, where, index in zip(part.texts, part.positions, numbers, strict=True):
+                    save_tensors(self._validation_file(text, where), {"log_probs": seen.at(index).log_probs})
+                    bar.update(len(index))
 
-    def expected(self, texts: Sequence[Text]) -> Expected:
+    def expected(self, texts: Sequence[Text]) -> Prediction:
         """The likeliest tokens of every position; texts that the folder lacks are read by the target, and not kept."""
         parts = []
         for text in texts:
@@ -204,9 +238,9 @@ class CachedTeacher:
                 parts.append(self._asked([text]))
         return Expected(**_joined(parts))
 
-    def whole(self, batch: DraftBatch) -> Tensor:
+    def whole(self, batch: DraftBatch) -> Prediction:
         files = map(self._validation_file, batch.texts, batch.positions)
-        return torch.cat([load_tensors(path, "teacher cache")[0]["log_probs"] for path in files])
+        return KeptRows([row for path in files for row in load_tensors(path, "teacher cache")[0]["log_probs"]])
 
     def _validation_file(self, text: Text, positions: Sequence[int]) -> Path:
         return self.folder / "validation" / f"{content_hash([key_of(text), list(positions)], 24)}.safetensors"
@@ -215,21 +249,24 @@ class CachedTeacher:
         """Log probabilities and tokens [n, k] of texts, and log_rest [n], from the target."""
         if self.target is None:
             raise InputError("teacher.on_missing=raise: a text that the draft has written is in no folder; set lmbda=0")
-        log_probs = log_probs_of(self.target, self.temperature, texts)
-        top = log_probs.topk(min(self.top_k, self.vocab_size))
-        others = log_probs.scatter(-1, top.indices, -torch.inf)
-        log_rest = others.logsumexp(-1)  # not the log of 1 - sum, which is 0 in float32
-        return {"log_probs": top.values.cpu(), "tokens": top.indices.int().cpu(), "log_rest": log_rest.cpu()}
+        seen, parts = read_positions(self.target, self.temperature, texts), list[dict[str, Tensor]]()
+        for index in torch.arange(len(seen.states)).split(CHUNK):
+            log_probs = seen.at(index).log_probs
+            top = log_probs.topk(min(self.top_k, self.vocab_size))
+            others = log_probs.scatter(-1, top.indices, -torch.inf)
+            log_rest = others.logsumexp(-1)  # not the log of 1 - sum, which is 0 in float32
+            parts.append({"log_probs": top.values.cpu(), "tokens": top.indices.int().cpu(), "log_rest": log_rest.cpu()})
+        return _joined(parts)
 
-    def _write(self, texts: Sequence[Text], bar: tqdm[Any]) -> None:
+    def _write(self, batch: DraftBatch, bar: tqdm[Any]) -> None:
         """Write files of texts: of SHARD texts, or fewer where these take more than a minute."""
         started, unsaved, parts = perf_counter(), list[Text](), list[dict[str, Tensor]]()
-        for first in range(0, len(texts), TOGETHER):
-            unsaved += (group := texts[first : first + TOGETHER])
-            parts.append(self._asked(group))
-            bar.update(sum(len(produced) for _, produced in group))
-            last = first + TOGETHER >= len(texts)
-            if not last and len(unsaved) < SHARD and perf_counter() - started < LONGEST:
+        groups = list(batch.parts())
+        for number, group in enumerate(groups, start=1):
+            unsaved += group.texts
+            parts.append(self._asked(group.texts))
+            bar.update(len(group.labels))
+            if number < len(groups) and len(unsaved) < SHARD and perf_counter() - started < LONGEST:
                 continue
             keys = [key_of(text) for text in unsaved]
             index = json.dumps([[key, len(produced)] for key, (_, produced) in zip(keys, unsaved, strict=True)])
@@ -240,15 +277,26 @@ class CachedTeacher:
 
     def _open(self, path: Path) -> None:
         tensors, metadata = load_tensors(path, "teacher cache")
-        if "log_rest" not in tensors:
-            raise InputError(
-                f"teacher.folder: {self.folder} is of a revision that kept too little (no log_rest): choose another folder, "
-                "or delete it"
-            )
         first = 0
         for key, length in json.loads(metadata["index"]):
             self.entries[key] = (tensors, first, first + length)
             first += length
+
+    def _folder_in(self, root: Path) -> Path:
+        """The folder of this target and these settings; of a target that is not loaded, in whatever number format it was."""
+        own = root / content_hash([self.weights and self.weights.fingerprint, self._settings()])
+        if self.target is not None or own.exists():
+            return own
+        records = {path.parent: read_json(path) for path in sorted(root.glob(f"*/{ABOUT}"))}
+        folders = [
+            folder
+            for folder, record in records.items()
+            if record.items() >= self._settings().items()
+            and (self.weights is None or Weights.changed(record, self.weights, "target") is None)
+        ]
+        if len(folders) > 1:
+            raise InputError(f"teacher.folder: {root} is of several targets: expected responses that name theirs")
+        return folders[0] if folders else own
 
     def _settings(self) -> dict[str, float]:
         return {"top_k": self.top_k, "temperature": self.temperature}
@@ -256,11 +304,6 @@ class CachedTeacher:
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def length_of(text: Text) -> int:
-    """Tokens of prompt and response: texts that are read together should have similar ones, for they are padded."""
-    return len(text[0]) + len(text[1])
 
 
 def key_of(text: Text) -> str:

@@ -31,10 +31,9 @@ from transformers import AutoConfig
 
 from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
-from toolkit.distillation.data import DraftBatch
-from toolkit.distillation.losses import Outlook
+from toolkit.distillation.data import DraftBatch, length_of
 from toolkit.distillation.module import DraftTraining
-from toolkit.distillation.teachers import Expected, key_of, length_of, outlook
+from toolkit.distillation.teachers import key_of
 from toolkit.engine.facts import check_evaluation
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
@@ -190,10 +189,10 @@ def unrolled_states(draft: Eagle3, target_states: Tensor, tokens: Tensor, depth:
     return finals
 
 
-def logits_by_depth(
+def states_by_depth(
     draft: Eagle3, target_states: Tensor, texts: Sequence[Text], positions: Sequence[Sequence[int]], depth: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Per depth: logits [n', V'] of the draft's own rows at produced tokens, and which of the n tokens these are [n'].
+    """Per depth: the final states [n', D] that predict produced tokens, and which of the n tokens these are [n'].
 
     A token is left out where the text is too short before it for such a round.
     positions  per text the produced tokens that are looked at, from 0, in order
@@ -206,14 +205,8 @@ def logits_by_depth(
     for step, final in enumerate(finals):
         index = [number for number, column in enumerate(columns) if column >= step + 2]
         read = [batch[number] for number in index], [columns[number] - 2 - step for number in index]
-        results.append((draft.lm_head.rows(final[read]), torch.tensor(index, dtype=torch.long, device=draft.device)))
+        results.append((final[read], torch.tensor(index, dtype=torch.long, device=draft.device)))
     return results
-
-
-def selected(expected: Expected, index: Tensor) -> Expected:
-    """What the target expects at some of the positions."""
-    parts = (expected.log_probs, expected.tokens, expected.log_rest)
-    return Expected(*(None if part is None else part[index.to(part.device)] for part in parts))  # type: ignore[arg-type]
 
 
 class UnrolledTraining(DraftTraining):
@@ -223,12 +216,17 @@ class UnrolledTraining(DraftTraining):
         super().__init__(*args, **kwargs)
         self.states, self.kind = states, kind
 
-    def outlooks(self, batch: DraftBatch, expected: Expected) -> list[tuple[float, Outlook]]:
-        tokens = None if self.draft.lm_head.is_whole else self.draft.lm_head.kept
-        states, outlooks = self.states.of(batch.texts), []
-        by_depth = logits_by_depth(self.draft, states, batch.texts, batch.positions, self.kind.depth)
-        for number, (logits, index) in enumerate(by_depth):
-            seen, labels = selected(expected, index), batch.labels.to(index.device)[index]
-            depth = outlook(seen, logits.float(), labels, self.temperature, tokens)
-            outlooks.append((self.kind.decay**number, depth))
-        return outlooks
+    @property
+    def tokens(self) -> Tensor | None:
+        return None if self.draft.lm_head.is_whole else self.draft.lm_head.kept
+
+    def weight_of(self, depth: int) -> float:
+        return self.kind.decay**depth
+
+    def final_states(self, batch: DraftBatch) -> list[tuple[Tensor, Tensor]]:
+        states = self.states.of(batch.texts)
+        return states_by_depth(self.draft, states, batch.texts, batch.positions, self.kind.depth)
+
+    def logits(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.draft.lm_head.rows(states)
+        return logits.float()

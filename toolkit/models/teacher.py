@@ -105,16 +105,46 @@ def produced_logits(model: Any, texts: Sequence[Text], positions: Sequence[Seque
 
     positions  per text the produced tokens that are looked at, from 0, in order; None: all. The output layer reads these alone
     """
+    tokens, where = _looked_at(model, texts, positions)
+    if _is_tabular(model):
+        return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).logits[where]
+    output = model.get_output_embeddings()
+    with output.register_forward_pre_hook(lambda module, args: (args[0][where].unsqueeze(0),)):
+        return model(input_ids=tokens, use_cache=False).logits[0]
+
+
+def produced_states(model: Any, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None) -> Tensor:
+    """Final states [n, D] of produced tokens, which `logits_of` takes; arguments as for `produced_logits`."""
+    tokens, where = _looked_at(model, texts, positions)
+    states = list[Tensor]()
+
+    def keep(module: Any, args: Any) -> Any:
+        states.append(args[0][where])
+        return (args[0][:1, -1:],)
+
+    with model.get_output_embeddings().register_forward_pre_hook(keep):
+        model(input_ids=tokens, use_cache=False)
+    return states[0]
+
+
+def logits_of(model: Any, states: Tensor) -> Tensor:
+    """Unwarped logits [n, V] of final states [n, D], after whatever the model does to its logits (caps, scales).
+
+    The model reads a single token, and the states take the place of that token's.
+    """
+    with model.get_output_embeddings().register_forward_pre_hook(lambda module, args: (states.unsqueeze(0),)):
+        return model(input_ids=_readable(model, torch.zeros(1, 1, dtype=torch.long)), use_cache=False).logits[0]
+
+
+def _looked_at(
+    model: Any, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None
+) -> tuple[Tensor, tuple[list[int], list[int]]]:
+    """What a model reads [B, T], and where the states are that predict the produced tokens at `positions`."""
     chosen = positions or [range(len(produced)) for _, produced in texts]
     reads = pad_right([[*a, *b[: max(where)]] for (a, b), where in zip(texts, chosen, strict=True)])
     rows = [row for row, where in enumerate(chosen) for _ in where]
     columns = [len(prompt) + i - 1 for (prompt, _), where in zip(texts, chosen, strict=True) for i in where]
-    tokens = _readable(model, reads)
-    if _is_tabular(model):
-        return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).logits[rows, columns]
-    output = model.get_output_embeddings()
-    with output.register_forward_pre_hook(lambda module, args: (args[0][rows, columns].unsqueeze(0),)):
-        return model(input_ids=tokens, use_cache=False).logits[0]
+    return _readable(model, reads), (rows, columns)
 
 
 @torch.no_grad()

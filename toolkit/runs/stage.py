@@ -388,8 +388,9 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
     except InputError as error:
         sys.exit(f"error: {error}")
     except (KeyboardInterrupt, SystemExit) as error:
-        if KeyboardInterrupt in (type(error), type(error.__context__)):  # Lightning exits with 1 after Ctrl-C
-            interrupted()
+        for cause in (error, error.__context__):  # Lightning exits with 1 after Ctrl-C
+            if isinstance(cause, KeyboardInterrupt):
+                interrupted(cause)
         raise
 
 

@@ -23,7 +23,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import distributed
 
 from toolkit.config import commands
-from toolkit.errors import INTERRUPTED, InputError
+from toolkit.errors import InputError, exit_code
 from toolkit.files.text import first_line
 from toolkit.runs.stage import sweep_name
 
@@ -92,7 +92,8 @@ class Processes:
         processes = cls(cfg.trainer)
         if not is_first_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # the first process says it
+            for number in (signal.SIGINT, signal.SIGTERM):  # the first process says it
+                signal.signal(number, lambda number, _: os._exit(exit_code(number)))
         return processes
 
     def __init__(self, trainer: Mapping[str, Any]):

@@ -11,7 +11,9 @@ training that accumulates two batches, or runs in two processes, thus equals one
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -149,6 +151,23 @@ class Curves(pl.Callback):
         self.total, self.weight, self.num_positions, self.started = 0.0, 0.0, 0, now
 
 
+class OwnSignals(pl.Callback):
+    """SIGTERM does what it did before the trainer was made.
+
+    Lightning's own handler ends the process with exit code 0 at the next batch, after it has waited for other processes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, *_: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.handler)
+
+    on_validation_start = on_train_start
+
+
 class Resumed(NamedTuple):
     """Where a training goes on: a checkpoint's file and content (None: it begins), and the W&B run that it logs to."""
 
@@ -198,7 +217,7 @@ def build_trainer(
         **({"accelerator": "gpu", "devices": [device.index or 0]} if on_gpu and device else {}),
         default_root_dir=str(folder),
         logger=list(loggers) or False,
-        callbacks=[*callbacks, Curves(), RichProgressBar(leave=True) if on_terminal else EpochLines()],
+        callbacks=[*callbacks, Curves(), OwnSignals(), RichProgressBar(leave=True) if on_terminal else EpochLines()],
         plugins=[AtomicCheckpointIO(), *alone],
         enable_checkpointing=any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks),
         enable_progress_bar=on_terminal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -19,17 +20,16 @@ from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
 from toolkit.distillation.data import MEASURED, DraftBatch, TextPart
 from toolkit.distillation.drafts import begin
-from toolkit.distillation.losses import ForwardKL
+from toolkit.distillation.losses import AcceptanceLikelihood, ForwardKL
 from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_texts
-from toolkit.distillation.teachers import CachedTeacher, Expected, OnlineTeacher
+from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.errors import InputError
-from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import load_draft
-from toolkit.models.reduced import kept_tokens
-from toolkit.models.teacher import distributions_along, produced_logits
+from toolkit.models.reduced import kept_tokens, reduce_vocabulary
+from toolkit.models.teacher import distributions_along, logits_of, produced_logits, produced_states
 from toolkit.sampling import Sampling
 from toolkit.testing import FAMILIES, llama_pair, tiny_eagle3, tiny_llama, tiny_model
 
@@ -88,25 +88,47 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     assert (folder / "metrics.json").stat().st_mtime_ns == stamp
 
 
-@pytest.mark.parametrize(("at", "lmbda"), [pytest.param(3, 0.0, marks=pytest.mark.slow), (9, 0.5)])
-def test_an_interrupted_run_ends_with_equal_weights(run, monkeypatch, at, lmbda):
-    words = [f"lmbda={lmbda}", "callbacks.checkpoints.every_n_steps=2"]
-    whole = run("whole", *words)
-    step, made = DraftTraining.training_step, []
+def cut_often(run, monkeypatch, *words):
+    """The folder of a run that breaks off twice in training, and then in its exports."""
+    step, export_all, made = DraftTraining.training_step, distill.export_all, []
 
-    def interrupted(self, batch, batch_idx):
+    def cut_step(self, batch, batch_idx):
         made.append(batch_idx)
-        if len(made) == at:
+        if len(made) > 5:
             raise RuntimeError("power cut")
         return step(self, batch, batch_idx)
 
-    monkeypatch.setattr(DraftTraining, "training_step", interrupted)
-    with pytest.raises(RuntimeError, match="power cut"):
-        run("cut", *words)
-    before = len(made)
-    again = run("cut", *words)
-    assert 0 < len(made) - before < 14  # seven steps per epoch: not from the beginning
+    def cut_export(*args):
+        export_all(*args)
+        raise RuntimeError("power cut")
+
+    in_training = (DraftTraining, "training_step", cut_step)
+    for replaced in (in_training, in_training, (distill, "export_all", cut_export)):
+        made.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(*replaced)
+            with pytest.raises(RuntimeError, match="power cut"):
+                run("cut", *words)
+    return run("cut", *words)
+
+
+EAGLE = ["kind=eagle3", "kind.target_layers=[0,1]", "vocabulary=12", "trainer.max_epochs=3"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lmbda=.5"],
+        ["pair.draft=null", "layers=1", "vocabulary=20", "teacher=cached", "exports=[plain]"],
+        EAGLE,
+    ],
+)
+def test_a_run_that_is_interrupted_again_and_again_ends_with_equal_weights(run, monkeypatch, words):
+    words = [*words, "callbacks.checkpoints.every_n_steps=2"]
+    whole, again = run("whole", *words), cut_often(run, monkeypatch, *words)
     assert same_weights(whole, again) and scores(whole) == scores(again)
+    files, others = (sorted(path.name for path in folder.glob("draft*/*")) for folder in (whole, again))
+    assert files == others
 
 
 def test_a_teachers_cache_trains_as_the_target_does(run, tmp_path, tiny_pair):
@@ -139,7 +161,7 @@ def test_validation_looks_at_evenly_spread_tokens():
     assert part.batch([2]).labels.tolist() == [6, 16, 26, 36, 46]
 
 
-def test_a_cache_keeps_what_the_target_says_and_is_bound_to_it(tmp_path, tiny_pair):
+def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
     target, other = load_draft(tiny_pair / "target"), load_draft(tiny_pair / "target")
     texts = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
     settings = {"folder": str(tmp_path / "cache"), "top_k": 5}
@@ -148,27 +170,33 @@ def test_a_cache_keeps_what_the_target_says_and_is_bound_to_it(tmp_path, tiny_pa
     cached = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise")
     expected = cached.expected(texts[::-1])
     online = OnlineTeacher(target, 1.0)
-    probs = online.expected(texts[::-1]).log_probs
+    whole = torch.arange(6)
+    probs = online.expected(texts[::-1]).at(whole).log_probs
     assert cached.vocab_size == online.vocab_size == target.config.vocab_size
     assert torch.allclose(expected.log_probs, probs.gather(-1, expected.tokens.long()), atol=1e-5)
     assert torch.allclose(expected.log_probs, probs.topk(5).values, atol=1e-5)
     assert torch.allclose(expected.log_rest, probs.sort(-1).values[:, :-5].double().logsumexp(-1).float(), rtol=1e-5)
     cached.prepare(train, validation)
-    assert torch.allclose(cached.whole(validation), online.whole(validation), atol=1e-5)
+    assert torch.allclose(
+        *(teacher.whole(validation).at(whole[:2]).log_probs for teacher in (cached, online)), atol=1e-5
+    )
     with pytest.raises(InputError, match="lacks 2 of 3 texts"):
         cached.prepare(DraftBatch([texts[0], ([5], [6, 8])]), DraftBatch(validation.texts, [[1, 2]]))
     with torch.no_grad():
         next(other.parameters()).mul_(1.5)
-    with pytest.raises(InputError, match="is of another target"):
-        CachedTeacher(other, 1.0, **settings)
-    with pytest.raises(InputError, match="made with temperature=1.0, not 0.5"):
-        CachedTeacher(target, 0.5, **settings)
-    (file,) = (tmp_path / "cache").glob("*.safetensors")
-    tensors, metadata = load_tensors(file)
-    save_tensors(file, {name: value for name, value in tensors.items() if name != "log_rest"}, metadata)
-    with pytest.raises(InputError, match="no log_rest") as error:  # as earlier revisions wrote it
-        CachedTeacher(target, 1.0, **settings)
-    assert "\n" not in str(error.value)
+    others = [(other, 1.0, settings), (target, 0.5, settings), (target, 1.0, {**settings, "top_k": 4})]
+    for model, temperature, changed in others:  # side by side in one folder
+        beside = CachedTeacher(model, temperature, **changed)
+        beside.prepare(train, validation)
+        probs = OnlineTeacher(model, temperature).expected(texts).at(whole).log_probs
+        assert torch.allclose(beside.expected(texts).log_probs, probs.topk(changed["top_k"]).values, atol=1e-5)
+    again = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise").expected(texts[::-1])
+    assert torch.equal(again.log_probs, expected.log_probs)
+    half = Weights.of(load_draft(tiny_pair / "target", dtype="bfloat16"))  # as another number format of these weights
+    assert torch.equal(CachedTeacher(None, 1.0, half, **settings).expected(texts[::-1]).log_probs, expected.log_probs)
+    with pytest.raises(InputError, match="is of several targets: expected responses that name theirs"):
+        CachedTeacher(None, 1.0, None, **settings)
+    CachedTeacher(None, 0.5, None, **settings).prepare(train, validation)  # the only one of its settings
 
 
 @pytest.mark.parametrize("size", [80, 97, 110])
@@ -180,11 +208,55 @@ def test_alpha_of_output_layers_of_other_sizes(size):
     batch = DraftBatch(texts)
     teacher = OnlineTeacher(pair.target, 1.0)
     module = DraftTraining(draft, teacher, ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
-    seen = module.outlooks(batch, Expected(teacher.whole(batch)))[0][1]
+    ((_, states, index),) = module.chunks(batch)
+    seen = module.outlook(states, teacher.whole(batch), batch.labels, index)
     mixed = replace(pair, draft=None, drafts=[draft])
     slow = [p.minimum(q).sum(-1) for p, q in distributions_along(mixed, texts, Sampling())]
     assert torch.allclose(seen.alpha, torch.cat(slow), atol=1e-5)
     assert ForwardKL()(seen).isfinite().all()
+
+
+def training_of(kind, target, loss):
+    """A draft in training: of all tokens, of some, or one that reads the target's states."""
+    arguments = (OnlineTeacher(target, 1.0), loss, 0.8, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
+    if kind == "eagle3":
+        states = TargetStates(target, [0, 1, 2])
+        draft = tiny_eagle3(target).requires_grad_(True)
+        return UnrolledTraining(draft, *arguments, states=states, kind=Unrolled([0, 1, 2], decay=0.5))
+    draft = tiny_llama(16, 1, 3, torch.float64).requires_grad_(True)
+    if kind == "reduced":
+        reduce_vocabulary(draft, range(5, 60), ())
+    return DraftTraining(draft, *arguments)
+
+
+@pytest.mark.parametrize("kind", ["whole", "reduced", "eagle3"])
+def test_texts_and_positions_in_parts_have_the_loss_and_gradients_of_all_at_once(kind, monkeypatch):
+    """No more tokens are read at once than was said (a long text alone), and no more positions have logits."""
+    generator, target = torch.Generator().manual_seed(0), tiny_llama(32, 3, 1, torch.float64)
+    lengths = [(3, 5), (2, 30), (9, 1), (4, 12), (5, 13), (1, 2)]
+    texts = [[torch.randint(3, 97, (n,), generator=generator).tolist() for n in pair] for pair in lengths]
+    training, reads, rows, results = training_of(kind, target, AcceptanceLikelihood()), [], [], []
+    draft, layer = training.draft, training.draft.get_output_embeddings()
+    (layer.rows if kind != "whole" else layer).register_forward_hook(
+        lambda module, args, output: rows.append(output.shape[:-1].numel())
+    )
+    draft.get_input_embeddings().register_forward_hook(
+        lambda module, args, output: reads.append(output.shape[:-1].numel())
+    )
+    for most, chunk in ((10**6, 10**6), (25, 4)):
+        monkeypatch.setattr("toolkit.distillation.module.CHUNK", chunk)
+        draft.zero_grad()
+        reads.clear(), rows.clear()
+        total, weight = training.sums(DraftBatch(texts, None, most), 0.5)
+        (total / weight).backward()
+        gradients = {name: w.grad.clone() for name, w in draft.named_parameters() if w.grad is not None}
+        results.append((total.detach(), weight, gradients))
+    assert max(rows) == 4 and max(reads) == 31 and sorted(set(reads))[-2] <= 25
+    (total, weight, gradients), (in_parts, same, others) = results
+    assert torch.allclose(total, in_parts, rtol=1e-6) and weight == same and gradients.keys() == others.keys()
+    for name, gradient in gradients.items():
+        assert gradient.abs().max() > 0 or "embed" in name
+        assert torch.allclose(gradient, others[name], rtol=1e-5, atol=1e-8), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -198,6 +270,8 @@ def test_only_produced_tokens_have_logits(family):
     logits = produced_logits(model, texts, where)
     hook.remove()
     assert rows == [3]
+    states = produced_states(model, texts, where)
+    torch.testing.assert_close(torch.cat([logits_of(model, some) for some in states.split(2)]), logits)
     slow = torch.stack([
         model(input_ids=torch.tensor([[*prompt, *produced[:i]]])).logits[0, -1]
         for (prompt, produced), at in zip(texts, where, strict=True) for i in at
@@ -251,6 +325,7 @@ def test_bad_input_is_one_line(run, tmp_path, tiny_pair, tiny_responses):
         (["teacher=cached", "teacher.on_missing=raise", "lmbda=0.5"], "expected lmbda=0, got 0.5"),
         ([f"pair.target={tiny_pair}/draft"], "the responses come from another target"),
         (["responses=???"], "expected responses="),
+        (["optimized_metric=val/alhpa"], "unknown score 'val/alhpa' as optimized_metric"),
     )
     for number, (overrides, said) in enumerate(cases):
         with pytest.raises(InputError, match=said.replace("[", r"\[")) as error:
@@ -361,6 +436,7 @@ def test_an_interrupted_run_exports_its_best_draft_and_goes_on(run, monkeypatch)
     folder = run("cut", *words, "export=true")
     assert load_draft(folder / "draft").config.num_hidden_layers == 1
     assert not (folder / "metrics.json").exists()
+    assert math.isnan(distill.score(compose("distill", ["responses=x"]), folder))  # what the command returns
     assert same_weights(run("cut", *words), expected)
 
 
@@ -370,9 +446,6 @@ def test_texts_beyond_a_drafts_context_are_passed_over(run, tiny_pair, tmp_path,
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
     run("short", f"from_pretrained={short}", "trainer.max_epochs=1")
     assert "texts exceed the context of 24 tokens and are passed over" in capsys.readouterr().out
-
-
-EAGLE = ["kind=eagle3", "kind.target_layers=[0,1]", "vocabulary=12", "trainer.max_epochs=3"]
 
 
 @pytest.mark.parametrize("teacher", ["online", "cached"])
@@ -394,20 +467,8 @@ def test_a_draft_that_reads_the_targets_states_is_trained_and_decodes(run, tiny_
     assert torch.equal(pair.draft.embed_tokens.weight, embedding)
 
 
-def test_an_interrupted_training_on_states_ends_with_equal_weights(run, monkeypatch):
-    words = [*EAGLE, "callbacks.checkpoints.every_n_steps=2"]
-    whole, step, made = run("whole", *words), DraftTraining.training_step, []
-
-    def interrupted(self, batch, batch_idx):
-        made.append(batch_idx)
-        if len(made) == 9:
-            raise RuntimeError("power cut")
-        return step(self, batch, batch_idx)
-
-    monkeypatch.setattr(DraftTraining, "training_step", interrupted)
-    with pytest.raises(RuntimeError, match="power cut"):
-        run("cut", *words)
-    assert same_weights(whole, run("cut", *words))
+def test_a_draft_that_reads_states_is_trained_on(run):
+    whole = run("whole", *EAGLE)
     further = run("further", *EAGLE, f"from_pretrained={whole / 'draft'}")
     assert scores(further)["start/alpha"] == pytest.approx(scores(whole)["val/alpha"], abs=1e-6)
 

@@ -198,6 +198,16 @@ def of_rows(name, p, q, token):
     return 0.0 if name == "cross_entropy" and q[token] == 0 else SLOW[name][1](p, q, token)
 
 
+def smallest(p, q):
+    """Forward KL over the rows where only the sum of the last p, and of p without a row, is known: by ternary search."""
+    low, high = 0.0, p[-1]
+    for _ in range(200):
+        third = (high - low) / 3
+        left, right = (of_rows("forward_kl", [*p[:-1], mass], q, 0) for mass in (low + third, high - third))
+        low, high = (low + third, high) if left > right else (low, high - third)
+    return of_rows("forward_kl", [*p[:-1], high], q, 0)
+
+
 @pytest.mark.parametrize("name", SLOW)
 @pytest.mark.parametrize("k", [None, *range(1, V + 1)])
 def test_losses_of_a_reduced_vocabulary(name, k, positions):
@@ -218,8 +228,11 @@ def test_losses_of_a_reduced_vocabulary(name, k, positions):
             known = target[row].topk(k).indices.tolist()
             p_rest, q_rest = (sum(m for x, m in enumerate(side) if x not in known) for side in (p_row, q_row))
             p_known, q_known = [p_row[x] for x in known], [q_row[x] for x in known]
+            shared = smallest([*p_known, p_rest], [*q_known, q_rest]) if name in ("mixture", "forward_kl") else None
+            if name == "forward_kl":
+                slow.append(shared)
+                continue
             if name == "mixture":
-                shared = of_rows("forward_kl", [*p_known, p_rest], [*q_known, q_rest], token)
                 slow.append(1.5 * shared + 0.5 * tvd([*p_known, p_rest, 0.0], [*q_known, 0.0, q_rest]))
                 continue
             p_row, q_row = [*p_known, p_rest], [*q_known, q_rest]
@@ -238,6 +251,28 @@ def test_losses_of_a_reduced_vocabulary(name, k, positions):
     with torch.no_grad():
         slope = (losses(logits + step) - losses(logits - step)).sum() / 2e-6
     assert float(slope) == pytest.approx(float(gradient[1, 2]), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", [*LOWER, *UPPER])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bounds_hold_for_any_rows_and_tokens(name, dtype):
+    """Random p, q, rows and k; where q is p over the rows, forward KL and its gradient are 0, whatever is known of p."""
+    generator, loss, margin = torch.Generator().manual_seed(7), SLOW[name][0], 1e-12 if dtype == torch.float64 else 1e-5
+    for trial in range(60):
+        size = int(torch.randint(3, 9, (), generator=generator))
+        rows = torch.randperm(size, generator=generator)[: 1 + trial % size].sort().values
+        scale = 0.3 + trial % 11
+        target = (scale * torch.randn(20, size, generator=generator, dtype=torch.float64)).log_softmax(-1).to(dtype)
+        logits = target[:, rows] + trial % 3 * torch.randn(20, len(rows), generator=generator).to(dtype)
+        tokens, least = torch.zeros(20, dtype=torch.long), logits.detach().clone().requires_grad_()
+        whole = loss(outlook(Expected(target), logits, tokens, 1.0, rows))
+        for k in range(1, size + 1):
+            part = loss(outlook(kept(target, k), least, tokens, 1.0, rows))
+            excess = part - whole if name in LOWER else whole - part
+            assert (excess <= margin * whole.clamp(min=1)).all()
+            if name == "forward_kl" and trial % 3 == 0:
+                (gradient,) = torch.autograd.grad(part.sum(), least)
+                assert part.abs().max() < margin and gradient.abs().max() < margin
 
 
 @pytest.mark.parametrize("name", SLOW)
