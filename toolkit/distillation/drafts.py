@@ -8,7 +8,6 @@ ShortGPT, arXiv:2403.03853, who rank layers by the angle between their input and
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.distillation.layers import layers_in, shorter_model, skipped
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_folder, write_json
 from toolkit.files.text import first_line
@@ -28,7 +28,6 @@ from toolkit.models.reduced import save as save_reduced
 from toolkit.models.teacher import Text, produced_logits
 
 CARD = "README.md"  # what the hub calls a model card
-LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)|(?<=h\.)\d+(?=\.)")  # a layer's number in the name of a weight
 
 
 def begin(
@@ -169,15 +168,6 @@ Use it: `ModelPair.from_pretrained("{pair["target"]}", "THIS FOLDER")`
 # -- drafts of the target's layers -----------------------------------------------------------------------------
 
 
-def layers_in(model: Any) -> nn.ModuleList:
-    """The list of a model's layers. Raises InputError if it has none of the length that its config gives."""
-    count = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    if not lists:
-        raise InputError(f"layers: found no list of {count} layers in {type(model).__name__}")
-    return lists[0]
-
-
 def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> list[int]:
     """The layers whose absence costs most, in their order. Raises InputError for more than there are.
 
@@ -201,16 +191,10 @@ def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> 
 def absence_costs(model: Any, texts: Sequence[Text]) -> Iterator[float]:
     """The cost of each layer's absence, in nats per response token, layer by layer: L + 1 forward passes over the texts."""
     whole = produced_logits(model, texts).float().log_softmax(-1)
-    for layer in layers_in(model):
-        with layer.register_forward_hook(_skip, with_kwargs=True):
+    for layer in range(len(layers_in(model))):
+        with skipped(model, [layer]):
             without = produced_logits(model, texts).float().log_softmax(-1)
         yield float(nn.functional.kl_div(without, whole, reduction="batchmean", log_target=True))
-
-
-def _skip(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """A layer's hook: the layer returns what it is given."""
-    states = args[0] if args else kwargs["hidden_states"]
-    return (states, *output[1:]) if isinstance(output, tuple) else states
 
 
 def draft_of(target: Any, layers: Sequence[int]) -> Any:
@@ -222,21 +206,4 @@ def draft_of(target: Any, layers: Sequence[int]) -> Any:
     wrong = [layer for layer in layers if not 0 <= layer < count]
     if wrong or not layers or len(set(layers)) < len(layers):
         raise InputError(f"layers: expected layers from 0 to {count - 1} of the target, each once, got {list(layers)}")
-    layers = sorted(layers)
-    config = copy.deepcopy(target.config)
-    text_config = config.get_text_config()
-    text_config.num_hidden_layers = len(layers)
-    if getattr(text_config, "layer_types", None):
-        text_config.layer_types = [text_config.layer_types[layer] for layer in layers]
-    draft = type(target)(config).to(target.dtype)
-    numbers = {str(layer): str(i) for i, layer in enumerate(layers)}
-    state = {}
-    for name, tensor in target.state_dict().items():
-        number = LAYER.search(name)
-        if number is None:
-            state[name] = tensor
-        elif number[0] in numbers:
-            state[LAYER.sub(numbers[number[0]], name, count=1)] = tensor
-    draft.load_state_dict(state)
-    draft.generation_config = copy.deepcopy(target.generation_config)
-    return draft.eval()
+    return shorter_model(target, sorted(layers))
