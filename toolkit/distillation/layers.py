@@ -145,7 +145,10 @@ def _built(target: Any, layers: Sequence[int]) -> Any:
         model = kind._from_config(config, dtype=target.dtype)
     parts = [("", "")]
     if kind is not type(target):
-        pairs = [(decoder_of(target), decoder_of(model)), (target.get_output_embeddings(), model.get_output_embeddings())]
+        pairs = [
+            (decoder_of(target), decoder_of(model)),
+            (target.get_output_embeddings(), model.get_output_embeddings()),
+        ]
         parts = [(name_of(target, theirs) + ".", name_of(model, ours) + ".") for theirs, ours in pairs]
     numbers = {str(old): str(new) for new, old in enumerate(layers)}
 
@@ -161,7 +164,9 @@ def _built(target: Any, layers: Sequence[int]) -> Any:
     state = {ours: tensor.detach().clone() for name, tensor in target.state_dict().items() if (ours := renamed(name))}
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() | state.keys()):
-        shapes = [list(side[name]) if name in side else None for side in (expected, {k: t.shape for k, t in state.items()})]
+        shapes = [
+            list(side[name]) if name in side else None for side in (expected, {k: t.shape for k, t in state.items()})
+        ]
         if shapes[0] != shapes[1]:
             raise InputError(f"{name} would have shape {shapes[0]} instead of {shapes[1]}")
     model.load_state_dict(state, assign=True)

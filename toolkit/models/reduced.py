@@ -125,7 +125,9 @@ def reduce_vocabulary(model: Any, kept: Sequence[int], end_ids: Sequence[int]) -
     if rows.bias is not None:
         fewer.bias = nn.Parameter(rows.bias.detach()[index].clone(), requires_grad=rows.weight.requires_grad)
     _install(model, ReducedOutput(fewer, torch.tensor(tokens, device=rows.weight.device), size))
-    without = torch.ones(size, dtype=torch.bool, device=index.device).index_fill(0, model.get_output_embeddings().kept, False)
+    without = torch.ones(size, dtype=torch.bool, device=index.device).index_fill(
+        0, model.get_output_embeddings().kept, False
+    )
     try:
         check_same_logits(_probed(model), whole.masked_fill(without, -torch.inf))
     except InputError as error:
@@ -154,7 +156,9 @@ def save(folder: Path, model: Any) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}  # some share their memory
+    state = {
+        name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()
+    }  # some share their memory
     save_file(state, folder / WEIGHTS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(model.config.to_dict(), indent=2) + "\n", encoding="utf-8")
     model.generation_config.save_pretrained(folder)
@@ -197,7 +201,9 @@ def whole_vocabulary(model: Any, output: Tensor, bias: Tensor | None = None) -> 
         source = output if name == "weight" else bias
         if source is None or source.shape != (reduced.size, *rows.shape[1:]):
             there = None if source is None else list(source.shape)
-            raise InputError(f"a whole vocabulary: expected {name} of shape {[reduced.size, *rows.shape[1:]]}, got {there}")
+            raise InputError(
+                f"a whole vocabulary: expected {name} of shape {[reduced.size, *rows.shape[1:]]}, got {there}"
+            )
         state[f"{prefix}.{name}"] = source.detach().to(rows).index_copy(0, reduced.kept, rows.detach())
     whole.load_state_dict(state)
     whole.generation_config = model.generation_config
