@@ -1,7 +1,7 @@
 """A model's layers: the list of them, the model without some, the config of a shorter one, and the proof that it is right.
 
-What a layer computes may depend on its number: rope or none, a window or none, a dense or a sparse MLP. A config says so by lists
-with an entry per layer, by lists of layers' numbers, by the number where a kind of layer begins, or by a period. All are
+What a layer computes may depend on its number: rope or none, a window or none, a dense or a sparse MLP. A config says so by
+lists with an entry per layer, by lists of layers' numbers, by the number where a kind of layer begins, or by a period. All are
 rewritten for the layers that are kept, so that other programs read the right model from its folder.
 
 That a shorter model is right is not taken from names: its modules are compared with the target's one by one, and its logits
@@ -100,7 +100,14 @@ def shorter_config(config: Any, layers: Sequence[int], count: int) -> Any:
         changes |= {"decoder_sparse_step": 1, "mlp_only_layers": sorted({*changes.get("mlp_only_layers", ()), *dense})}
     if "attention_layers" in changes and hasattr(text, "attention_types"):  # GPT-Neo reads the first from the second
         changes["attention_types"] = [[[kind], 1] for kind in changes["attention_layers"]]
+    overrides = getattr(
+        vars(text).get("_heterogeneity_spec"), "per_layer_overrides", {}
+    )  # sizes that single layers have
+    if overrides:
+        text.per_layer_config = None
     vars(text).update(changes)
+    if kept := {numbers[layer]: dict(sizes) for layer, sizes in overrides.items() if layer in numbers}:
+        text.per_layer_config = kept
     return type(config).from_dict(shorter.to_dict())
 
 

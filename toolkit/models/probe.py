@@ -1,4 +1,4 @@
-"""A short text that two models are compared on: a shorter one with its target, one that was read with the one that was written."""
+"""A short text that two models are compared on, such as a draft of a target's layers with that target."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from toolkit.engine.facts import check_evaluation, vocab_size
 from toolkit.errors import InputError
+from toolkit.files.text import first_line
 from toolkit.models.probe import check_same_logits, probe_text
 
 CONFIG, WEIGHTS, ROWS = "reduced_config.json", "model.safetensors", ".rows.weight"
@@ -124,14 +125,13 @@ def reduce_vocabulary(model: Any, kept: Sequence[int], end_ids: Sequence[int]) -
     fewer.weight = nn.Parameter(rows.weight.detach()[index].clone(), requires_grad=rows.weight.requires_grad)
     if rows.bias is not None:
         fewer.bias = nn.Parameter(rows.bias.detach()[index].clone(), requires_grad=rows.weight.requires_grad)
-    _install(model, ReducedOutput(fewer, torch.tensor(tokens, device=rows.weight.device), size))
-    without = torch.ones(size, dtype=torch.bool, device=index.device).index_fill(
-        0, model.get_output_embeddings().kept, False
-    )
+    reduced = ReducedOutput(fewer, torch.tensor(tokens, device=index.device), size)
+    without = torch.ones(size, dtype=torch.bool, device=index.device).index_fill(0, reduced.kept, False)
     try:
+        _install(model, reduced)
         check_same_logits(_probed(model), whole.masked_fill(without, -torch.inf))
-    except InputError as error:
-        raise InputError(f"a {type(model).__name__} cannot have a reduced vocabulary: {error}") from None
+    except (InputError, AttributeError, RuntimeError, TypeError) as error:
+        raise InputError(f"a {type(model).__name__} cannot have a reduced vocabulary: {first_line(error)}") from error
     return model
 
 
