@@ -80,6 +80,7 @@ ROUTED = {
 }
 LATENT = {
     **ROUTED,
+    "num_key_value_heads": 4,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
@@ -146,10 +147,8 @@ FAMILIES = {
     "gemma3 (vision)": ("gemma3", {"text_config": {**SIX, "sliding_window": 7, "layer_types": KINDS}, "vision_config": TOWER,
                         "mm_tokens_per_image": 4}, None),
     "diffllama": ("diffllama", SIX, "its logits differ"),
-    "gemma4_text": ("gemma4_text", {**SIX, "layer_types": KINDS, "sliding_window": 7, "hidden_size_per_layer_input": 0,
-                    "global_head_dim": 16}, None),
-    "gemma4_text (embeddings by layer)": ("gemma4_text", {**SIX, "layer_types": KINDS, "sliding_window": 7, "hidden_size_per_layer_input": 8,
-                    "vocab_size_per_layer_input": VOCAB}, "embed_tokens_per_layer.weight would have shape"),
+    "gemma4_text": ("gemma4_text", {**SIX, "layer_types": KINDS, "sliding_window": 7, "hidden_size_per_layer_input": 8,
+                    "vocab_size_per_layer_input": VOCAB}, "(would have shape|is not homogeneous)"),
 }  # fmt: skip
 CHOICES = [[0], [5], [1, 3], [2, 5], [0, 1, 4], [2, 3, 4]]
 
