@@ -10,6 +10,7 @@ Writes draft/ (a Hugging Face checkpoint with tokenizer and card: pair.draft=FOL
 metrics.csv, metrics.json and config.yaml; with exports=[plain,gguf] also draft_plain/ and draft.gguf, of the whole
 vocabulary, for other programs. The state of the highest val/alpha is exported. Run the same command again to go on after an
 interruption; the weights come out the same, bit for bit on a CPU. With export=true it exports the best draft so far instead.
+What layers, vocabulary and exports ask of a model is tried at the start (rehearse=true: nothing else is done).
 What a draft is worth is what `python -m analysis.heads` says, not its loss.
 
 A reduced vocabulary leaves the input embeddings as they are: the target's, where the draft is made of its layers.
@@ -34,18 +35,29 @@ from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.distillation.data import TextData
-from toolkit.distillation.drafts import begin, blank_of, card_of, draft_of, export, most_costly, shape_of
+from toolkit.distillation.drafts import (
+    DRAFT,
+    begin,
+    blank_of,
+    card_of,
+    draft_of,
+    export_all,
+    most_costly,
+    output_rows,
+    shape_of,
+)
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
 from toolkit.distillation.teachers import Teacher
+from toolkit.distillation.rehearsal import rehearse
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import read_json, write_json
-from toolkit.models import eagle3, gguf
+from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
-from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary, whole_vocabulary
+from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
@@ -55,8 +67,8 @@ from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.trainer import begin_training, opened_trainer
 
 LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
-DRAFT, SCORES = "draft", "metrics.json"
-IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read", "export")
+SCORES = "metrics.json"
+IGNORED = ("rehearse", "before", "after", "tags", "prompts", "sampling", "optimized_metric", "read", "export")
 
 
 def run(cfg: commands.Distill) -> Path:
@@ -70,6 +82,13 @@ def _run(cfg: commands.Distill) -> Path:
     processes, first = Processes.of(cfg), is_first_process()
     if not first:
         processes.wait()  # until the first one has made the responses and opened the folder
+    elif cfg.kind is None:
+        if cfg.layers is None and cfg.pair.draft is None and cfg.from_pretrained is None:
+            raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
+        changed = cfg.layers is not None or cfg.vocabulary is not None or cfg.exports
+        folder = rehearse(cfg) if cfg.rehearse or (changed and not cfg.export) else None
+        if folder is not None and cfg.rehearse:
+            return folder
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     if OmegaConf.is_missing(cfg, "responses"):
         raise InputError(
@@ -123,15 +142,14 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     draft = None
     if cfg.layers is None and kind is None:
         pair, shape = cfg.pair, plain(cfg.shape) or {}
-        if pair.draft is None and cfg.from_pretrained is None:
-            raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
         draft = begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
-    models = [model for model in (draft, None if target is None else target.target) if model is not None]
-    data: TextData = instantiate(cfg.data)(readable(models, responses))
+    model = None if target is None else target.target
+    data: TextData = instantiate(cfg.data)(readable([m for m in (draft, model) if m is not None], responses))
     if kind is not None:
         draft = state_reader(cfg, kind, target, data)
     elif draft is None:
         draft = from_target(cfg, target, data)
+    rows = output_rows(draft, model, bool(cfg.exports)) if kind is None else None
     if kind is None and cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
         if kept_tokens(draft) is not None:
             raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
@@ -163,7 +181,8 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             whole = whole_draft(cfg, stage.folder, module, blank)
             facts = {**provenance(), "sampling": asdict(responses.sampling), "texts": data.states["train"].num_examples}
             card = card_of(plain(cfg), facts, scores)
-            export_all(cfg, stage.folder, whole, None if target is None else target.target, tokenizer, card)
+            names = getattr(getattr(model, "config", None), "architectures", None) or ()
+            export_all(stage.folder, whole, rows, cfg.exports, tokenizer, card, str(cfg.pair.target), names)
             if cfg.export:
                 alpha = scores["val/alpha"]
                 print(f"distill: {stage.folder / DRAFT} holds the best draft so far, of val/alpha {alpha:.4f}")
@@ -322,25 +341,6 @@ def whole_draft(cfg: commands.Distill, folder: Path, module: DraftTraining, blan
         draft = blank()
         draft.load_state_dict({name.removeprefix("draft."): value for name, value in state.items()})
     return draft.cpu().eval().requires_grad_(False)
-
-
-def export_all(cfg: commands.Distill, folder: Path, draft: Any, target: Any, tokenizer: Any, card: str) -> None:
-    """Write the draft, and what `exports` names: a plain checkpoint of the whole vocabulary, a GGUF file of it.
-
-    Rows that a reduced vocabulary lacks are the target's there, so both draw tokens that `draft` would not.
-    """
-    classes = getattr(getattr(target, "config", None), "architectures", None) or ()
-    export(folder / DRAFT, draft, tokenizer, card, str(cfg.pair.target), classes)
-    whole = draft
-    if cfg.exports and kept_tokens(draft) is not None:
-        if target is None:
-            raise InputError("exports: the rows of all tokens are the target's; expected teacher.on_missing=generate")
-        whole = whole_vocabulary(draft, target.get_output_embeddings().weight)
-    if "plain" in cfg.exports:
-        export(folder / f"{DRAFT}_plain", whole, tokenizer, card)
-    if "gguf" in cfg.exports:
-        source = Path(str(cfg.pair.target))
-        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, source if source.suffix == gguf.ENDING else None)
 
 
 if __name__ == "__main__":

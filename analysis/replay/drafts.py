@@ -4,14 +4,15 @@ Along held-out responses of the target, for every draft and domain:
 
     alpha       sum_x min(p, q), the probability that a drafted token is accepted: by enumeration, mean over all tokens
     accepted    mean accepted length: accepted tokens per round of `depth` drafted ones, replayed
-    throughput  tokens per target-forward time of the best fixed K, replayed (`analysis.replay`); K is chosen on these very
-                texts, for every draft and domain by itself
+    throughput  tokens per target-forward time of the best fixed K, replayed (`analysis.replay`); K is chosen for every draft
+                on the responses of dev=FOLDER; without them on these very texts, for every domain by itself
 
 with intervals over prompts, and the differences from the first draft, paired by prompt. Writes drafts.{parquet,csv,md}.
 
 With vocabularies=[4000,null] every draft is also compared with its output layer reduced; coverage is the share of tokens that
 it keeps. With measured=true the costs of forward passes are timed here, the target's by their width, so that throughput is the
-predicted speed-up over autoregressive decoding. The draft with the largest one over all domains is written to best/.
+predicted speed-up over autoregressive decoding. The draft with the largest one over all domains is written to best/. Of many
+drafts the best one's figures are too good: report it on other responses.
 """
 
 from __future__ import annotations
@@ -73,13 +74,15 @@ def compare_drafts(cfg: commands.Heads) -> Path:
             "vocabularies: expected frequencies=[FOLDER,...] of data_gen.responses, whose tokens are counted"
         )
     texts = {domain: read_responses(folder, same_ends=True) for domain, folder in folders.items()}
+    dev = None if cfg.dev is None else read_responses(cfg.dev, same_ends=True)
     counted = read_responses(plain(cfg.frequencies)) if any(cfg.vocabularies) else None
-    inputs = [path for responses in (*texts.values(), *([counted] if counted else [])) for path in responses.inputs]
+    read = [responses for responses in (*texts.values(), counted, dev) if responses is not None]
+    inputs = [path for responses in read for path in responses.inputs]
     stage = open_stage("drafts", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
         alone: ModelPair = instantiate(cfg.pair, draft=None)
         candidates = _candidates(cfg, drafts, alone, counted)
-        table = _measured(cfg, candidates, alone, texts)
+        table = _measured(cfg, candidates, alone, texts, dev)
         save_table(table, stage.folder, "drafts")
         write_text(stage.folder / "drafts.md", markdown(readable(table)) + "\n")
         if cfg.measured:
@@ -95,7 +98,8 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     if cfg.measured:
         means = table.groupby("draft", sort=False).throughput.mean()
         verdict = "" if means.max() > 1 else ", which is slower than autoregressive decoding"
-        print(f"drafts: best/ is {means.idxmax()}, predicted speed-up {means.max():.2f}{verdict}")
+        chosen = f"; chosen among {len(means)} on these very responses" if len(means) > 1 else ""
+        print(f"drafts: best/ is {means.idxmax()}, predicted speed-up {means.max():.2f}{verdict}{chosen}")
     return stage.folder
 
 
@@ -122,7 +126,11 @@ def _candidates(
 
 
 def _measured(
-    cfg: commands.Heads, candidates: dict[str, ModelPair], alone: ModelPair, texts: dict[str, TargetResponses]
+    cfg: commands.Heads,
+    candidates: dict[str, ModelPair],
+    alone: ModelPair,
+    texts: dict[str, TargetResponses],
+    dev: TargetResponses | None,
 ) -> pd.DataFrame:
     """One line per draft and domain."""
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
@@ -136,10 +144,13 @@ def _measured(
     with tqdm(total=total, desc="drafts", unit="text") as bar:
         for (name, pair), cost in zip(candidates.items(), costs, strict=True):
             vocabulary = kept_tokens(pair.draft)
+            chosen = (
+                None if dev is None else best_length(*replayed(pair, _fitting(pair, dev, cfg.limit), cfg, cost)[:2])
+            )
             for domain, responses in texts.items():
-                fingerprints(pair, responses)
-                rows = within_context(pair, replace(responses, rows=responses.rows[: cfg.limit])).rows
-                best, parts = text_parts(pair, replace(responses, rows=rows), cfg, cost)
+                fitting = _fitting(pair, responses, cfg.limit)
+                rows = fitting.rows
+                best, parts = text_parts(pair, fitting, cfg, cost, chosen)
                 base = first.setdefault(domain, parts)
                 tokens = [token for row in rows for token in row["token_ids"]]
                 covered = 1.0 if vocabulary is None else float(np.isin(tokens, vocabulary.cpu().numpy()).mean())
@@ -150,8 +161,38 @@ def _measured(
     return pd.DataFrame(lines)
 
 
-def text_parts(pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: Costs) -> tuple[int, Array]:
-    """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of."""
+def _fitting(pair: ModelPair, responses: TargetResponses, limit: int | None) -> TargetResponses:
+    """The first responses that fit into a pair's context. Raises InputError if another target wrote them."""
+    fingerprints(pair, responses)
+    return replace(responses, rows=within_context(pair, replace(responses, rows=responses.rows[:limit])).rows)
+
+
+def text_parts(
+    pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: Costs, chosen: int | None = None
+) -> tuple[int, Array]:
+    """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of.
+
+    chosen  that K, if other texts have decided it
+    """
+    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
+    generated, cost, accepted = replayed(pair, responses, cfg, costs)
+    best = chosen or best_length(generated, cost)
+    parts = [
+        *alphas(pair, texts, responses, cfg.batch_size),
+        accepted @ np.arange(accepted.shape[1]),
+        accepted.sum(1),
+        generated[best],
+        cost[best],
+    ]
+    return best, np.stack(parts, axis=1)
+
+
+def replayed(
+    pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: Costs
+) -> tuple[dict[int, Array], dict[int, Array], Array]:
+    """By fixed K the tokens that are generated of each text [n], and what they cost [n]; by the tokens accepted, the rounds of
+    `depth` drafted ones [n, depth + 1].
+    """
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
     played = []
     for replicate in range(cfg.replicates):
@@ -160,18 +201,15 @@ def text_parts(pair: ModelPair, responses: TargetResponses, cfg: commands.Heads,
     counts = {k: np.sum([replay[k].per_text for replay in played], axis=0) for k in played[0]}
     drafts, targets = COUNTS.index("num_draft_calls"), COUNTS.index("num_target_calls")
     cost = {k: costs.draft * part[:, drafts] + costs.target[k] * part[:, targets] for k, part in counts.items()}
-    generated = COUNTS.index("num_generated")
-    best = max((k for k in counts if k), key=lambda k: counts[k][:, generated].sum() / cost[k].sum())
+    generated = {k: part[:, COUNTS.index("num_generated")] for k, part in counts.items()}
     depth = min(cfg.depth, cfg.max_drafted)
     accepted = np.sum([replay[depth].accepted for replay in played], axis=0).astype(np.float64)
-    parts = [
-        *alphas(pair, texts, responses, cfg.batch_size),
-        accepted @ np.arange(accepted.shape[1]),
-        accepted.sum(1),
-        counts[best][:, generated],
-        cost[best],
-    ]
-    return best, np.stack(parts, axis=1)
+    return generated, cost, accepted
+
+
+def best_length(generated: dict[int, Array], cost: dict[int, Array]) -> int:
+    """The fixed K above 0 of the most tokens per cost."""
+    return max((k for k in generated if k), key=lambda k: generated[k].sum() / cost[k].sum())
 
 
 def alphas(pair: ModelPair, texts: Sequence[Text], responses: TargetResponses, batch_size: int) -> tuple[Array, Array]:

@@ -218,6 +218,9 @@ class Distill(Command, OnPair, Trains):
         "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama)",
     ] = []
     export: Annotated[bool, "export the best draft that an interrupted run has made, and train no further"] = False
+    rehearse: Annotated[bool, "only try whether such a draft can be made, written and read; no responses are read"] = (
+        False
+    )
     shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
     temperature: Annotated[Positive, "of p and q in the loss; null: the responses' own, or 1"] | None = None
     lmbda: Annotated[float, Probability, "probability that a batch's texts are drawn from the draft itself"] = 0.0
@@ -491,7 +494,11 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         str | None, File(), "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads"
     ] = None
     heads: Annotated[Folders | None, Head(), "heads, or output folders of toolkit.train"] = None
-    dev: Annotated[str | None, File(), "other traces to choose thresholds on; null: some texts of `traces`"] = None
+    dev: Annotated[
+        str | None,
+        File(),
+        "other traces to choose thresholds on; null: some of `traces`. With `drafts`: other responses, for K",
+    ] = None
     dev_share: Annotated[float, Between(0, 1, "()"), "of those texts; every number is of the others"] = 0.33
     thresholds: Annotated[list[AProbability], "h, of the survival rule"] = [n / 20 for n in range(1, 20)]
     min_drafted: Annotated[Count, "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"] = 2

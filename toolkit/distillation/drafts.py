@@ -8,7 +8,6 @@ ShortGPT, arXiv:2403.03853, who rank layers by the angle between their input and
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from toolkit.distillation.layers import layer_list, layers_in, shorter_model, skipped
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_folder, write_json
 from toolkit.files.text import first_line
+from toolkit.models import gguf
 from toolkit.models.eagle3 import Eagle3, is_eagle3
 from toolkit.models.eagle3 import save as save_eagle3
 from toolkit.models.fingerprint import fingerprint
 from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer, resolve
-from toolkit.models.reduced import kept_tokens, reduce_vocabulary
+from toolkit.models.reduced import kept_tokens, reduce_vocabulary, whole_vocabulary
 from toolkit.models.reduced import save as save_reduced
 from toolkit.models.teacher import Text, produced_logits
 
+DRAFT = "draft"
 CARD = "README.md"  # what the hub calls a model card
-LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)|(?<=h\.)\d+(?=\.)")  # a layer's number in the name of a weight
 
 
 def begin(
@@ -94,7 +95,7 @@ def blank_of(model: Any) -> Callable[[], Any]:
     tokens = kept_tokens(model)
 
     def blank() -> Any:
-        copied = kind(copy.deepcopy(config)).to(dtype)
+        copied = kind(copy.deepcopy(config)).to(dtype).eval()
         copied.generation_config = copy.deepcopy(generation_config)
         return copied if tokens is None else reduce_vocabulary(copied, tokens.tolist(), ())
 
@@ -125,6 +126,56 @@ def export(
         (temporary / CARD).write_text(card, encoding="utf-8")
 
     return write_folder(folder, write)
+
+
+def output_rows(draft: Any, target: Any, needed: bool) -> nn.Module | None:
+    """The output layer that exports of the whole vocabulary take the rows of all tokens from.
+
+    That is the draft's own, before its vocabulary is reduced. A draft whose vocabulary is reduced already has lost them: those
+    of the target fit where the draft was made of its layers, which its embeddings show.
+    needed  whether there are such exports: without them, None is returned for such a draft
+    Raises InputError if there are no rows that fit.
+    """
+    if kept_tokens(draft) is None:
+        own: nn.Module = draft.get_output_embeddings()
+        return own
+    if not needed:
+        return None
+    if target is None:
+        raise InputError("exports: the rows of all tokens are the target's; expected teacher.on_missing=generate")
+    ours, theirs = (model.get_input_embeddings().weight.detach().float().cpu() for model in (draft, target))
+    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=0, atol=1e-2 * float(theirs.std())):
+        raise InputError(
+            "exports: the draft lacks output rows of most tokens, and the target's do not fit, for its embeddings are others: "
+            "expected a draft of the target's layers, or exports=[]"
+        )
+    layer: nn.Module = target.get_output_embeddings()
+    return layer
+
+
+def export_all(
+    folder: Path,
+    draft: Any,
+    rows: nn.Module | None,
+    exports: Sequence[str],
+    tokenizer: Any,
+    card: str,
+    target: str = "",
+    architectures: Sequence[str] = (),
+) -> None:
+    """Write the draft, and what `exports` names: a plain checkpoint of the whole vocabulary, a GGUF file of it.
+
+    rows  an output layer of all tokens: those that a reduced vocabulary lacks, so both draw tokens that `draft` would not
+    """
+    export(folder / DRAFT, draft, tokenizer, card, target, architectures)
+    whole = draft
+    if exports and kept_tokens(draft) is not None and rows is not None:
+        whole = whole_vocabulary(draft, rows.weight, getattr(rows, "bias", None))
+    if "plain" in exports:
+        export(folder / f"{DRAFT}_plain", whole, tokenizer, card)
+    if "gguf" in exports:
+        source = Path(target)
+        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, source if source.suffix == gguf.ENDING else None)
 
 
 def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping[str, float]) -> str:
@@ -169,15 +220,6 @@ Use it: `ModelPair.from_pretrained("{pair["target"]}", "THIS FOLDER")`
 # -- drafts of the target's layers -----------------------------------------------------------------------------
 
 
-def layers_in(model: Any) -> nn.ModuleList:
-    """The list of a model's layers. Raises InputError if it has none of the length that its config gives."""
-    count = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    if not lists:
-        raise InputError(f"layers: found no list of {count} layers in {type(model).__name__}")
-    return lists[0]
-
-
 def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> list[int]:
     """The layers whose absence costs most, in their order. Raises InputError for more than there are.
 
@@ -185,10 +227,11 @@ def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> 
     """
     from tqdm.auto import tqdm
 
-    total = len(layers_in(model))
+    name, layers = layer_list(model)
+    total = len(layers)
     if count > total:
         raise InputError(f"layers: expected at most {total}, got {count}")
-    path = folder / f"{content_hash([fingerprint(model), [[*map(list, text)] for text in texts]])}.json"
+    path = folder / f"{content_hash([fingerprint(model), name, [[*map(list, text)] for text in texts]])}.json"
     if path.exists():
         costs = read_json(path)["nats"]
     else:
@@ -201,16 +244,10 @@ def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> 
 def absence_costs(model: Any, texts: Sequence[Text]) -> Iterator[float]:
     """The cost of each layer's absence, in nats per response token, layer by layer: L + 1 forward passes over the texts."""
     whole = produced_logits(model, texts).float().log_softmax(-1)
-    for layer in layers_in(model):
-        with layer.register_forward_hook(_skip, with_kwargs=True):
+    for layer in range(len(layers_in(model))):
+        with skipped(model, [layer]):
             without = produced_logits(model, texts).float().log_softmax(-1)
         yield float(nn.functional.kl_div(without, whole, reduction="batchmean", log_target=True))
-
-
-def _skip(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """A layer's hook: the layer returns what it is given."""
-    states = args[0] if args else kwargs["hidden_states"]
-    return (states, *output[1:]) if isinstance(output, tuple) else states
 
 
 def draft_of(target: Any, layers: Sequence[int]) -> Any:
@@ -222,21 +259,4 @@ def draft_of(target: Any, layers: Sequence[int]) -> Any:
     wrong = [layer for layer in layers if not 0 <= layer < count]
     if wrong or not layers or len(set(layers)) < len(layers):
         raise InputError(f"layers: expected layers from 0 to {count - 1} of the target, each once, got {list(layers)}")
-    layers = sorted(layers)
-    config = copy.deepcopy(target.config)
-    text_config = config.get_text_config()
-    text_config.num_hidden_layers = len(layers)
-    if getattr(text_config, "layer_types", None):
-        text_config.layer_types = [text_config.layer_types[layer] for layer in layers]
-    draft = type(target)(config).to(target.dtype)
-    numbers = {str(layer): str(i) for i, layer in enumerate(layers)}
-    state = {}
-    for name, tensor in target.state_dict().items():
-        number = LAYER.search(name)
-        if number is None:
-            state[name] = tensor
-        elif number[0] in numbers:
-            state[LAYER.sub(numbers[number[0]], name, count=1)] = tensor
-    draft.load_state_dict(state)
-    draft.generation_config = copy.deepcopy(target.generation_config)
-    return draft.eval()
+    return shorter_model(target, sorted(layers))

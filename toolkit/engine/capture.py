@@ -37,7 +37,9 @@ STOCK = ("torch", "transformers", "bitsandbytes", "toolkit")
 PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device}
 # Attributes that torch gives every module, and the mark of transformers' recorders.
 INTERNAL = frozenset(vars(nn.Module())) | {"_output_capturing_hooks_installed"}
-RECORDERS = "transformers.utils.output_capturing"  # its hooks stay after `output_hidden_states=True`, and only read
+# Modules whose hooks do the same in every forward pass: those that stay after `output_hidden_states=True`, and those that
+# scatter the logits of a reduced vocabulary.
+STEADY = ("transformers.utils.output_capturing", "toolkit.models.reduced")
 
 
 class StaticForward:
@@ -260,10 +262,10 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """Whatever runs with a module's forward, or instead of it; not transformers' recorders of outputs."""
+    """Whatever runs with a module's forward, or instead of it, and may change between two forward passes."""
     own = vars(module).get("forward")
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *([own] if own is not None else [])]
-    return [hook for hook in hooks if getattr(hook, "__module__", None) != RECORDERS]
+    return [hook for hook in hooks if getattr(hook, "__module__", None) not in STEADY]
 
 
 def globally_hooked() -> bool:

@@ -144,7 +144,8 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         if target_states is not None and from_target is not None:
             states = torch.where(from_target.unsqueeze(-1), self.projected(target_states), own_states)
         handed_on, final = self.read(input_ids, position_ids, attention_mask, past_key_values, states)
-        return CausalLMOutput(logits=self.lm_head(final[:, -logits_to_keep:]), hidden_states=(handed_on,))
+        logits = self.lm_head.whole(self.lm_head(final[:, -logits_to_keep:]))
+        return CausalLMOutput(logits=logits, hidden_states=(handed_on,))
 
     def read(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any, states: Tensor) -> tuple[Tensor, ...]:
         """One pass over tokens [b, T] beside states [b, T, D]: the states to hand on, and those that the output layer reads."""

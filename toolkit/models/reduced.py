@@ -2,6 +2,7 @@
 
 FR-Spec (arXiv:2502.14856) and EAGLE-3 (arXiv:2503.01840) do so because a small draft spends most of its time in the
 output layer. Logits are scattered into V with -inf elsewhere, before penalties and warping, so every lossless rule stays exact.
+That happens after the whole forward pass: what a model does to its logits (caps, scales) it does to those of the rows.
 
 On disk: weights, and the base model's config as reduced_config.json. There is no config.json, so that other libraries refuse
 the folder instead of filling the output layer with random numbers.
@@ -22,19 +23,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from toolkit.engine.facts import check_evaluation, vocab_size
 from toolkit.errors import InputError
+from toolkit.files.text import first_line
+from toolkit.models.probe import check_same_logits, probe_text
 
-CONFIG, WEIGHTS = "reduced_config.json", "model.safetensors"
+CONFIG, WEIGHTS, ROWS = "reduced_config.json", "model.safetensors", ".rows.weight"
 
 
 class ReducedOutput(nn.Module):
-    """An output layer of some rows: states [..., D] -> logits [..., V], -inf for the tokens it has no row for."""
+    """An output layer of some rows: states [..., D] -> logits [..., V'] of the kept tokens.
+
+    alone  whether the model's logits stay those of the rows
+    """
 
     kept: Tensor
 
     def __init__(self, rows: nn.Linear, kept: Tensor, size: int):
         super().__init__()
-        self.rows, self.size = rows, size
+        self.rows, self.size, self.alone = rows, size, False
         self.register_buffer("kept", kept)
 
     @property
@@ -48,8 +55,20 @@ class ReducedOutput(nn.Module):
         return torch.equal(self.kept, torch.arange(self.size, device=self.kept.device))
 
     def forward(self, states: Tensor) -> Tensor:
-        logits = self.rows(states)
+        logits: Tensor = self.rows(states)
+        return logits
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits [..., V]: those of the rows [..., V'], and -inf for the tokens without one."""
         return logits.new_full((*logits.shape[:-1], self.size), -torch.inf).index_copy(-1, self.kept, logits)
+
+
+def _scatter(model: Any, args: Any, output: Any) -> Any:
+    """The hook of a model with a reduced vocabulary: it returns logits [..., V]."""
+    layer = model.get_output_embeddings()
+    if isinstance(layer, ReducedOutput) and not layer.alone:
+        output.logits = layer.whole(output.logits)
+    return output
 
 
 def most_frequent(
@@ -82,11 +101,11 @@ def rows_alone(model: Any) -> Iterator[None]:
     if not isinstance(output, ReducedOutput):
         yield
         return
-    model.set_output_embeddings(output.rows)
+    output.alone = True
     try:
         yield
     finally:
-        model.set_output_embeddings(output)
+        output.alone = False
 
 
 def reduce_vocabulary(model: Any, kept: Sequence[int], end_ids: Sequence[int]) -> Any:
@@ -105,17 +124,34 @@ def reduce_vocabulary(model: Any, kept: Sequence[int], end_ids: Sequence[int]) -
         raise InputError(f"a reduced vocabulary: expected tokens from 0 to {size - 1}, got {tokens[:1] + tokens[-1:]}")
     if missing := [token for token in end_ids if token in columns and token not in set(tokens)]:
         raise InputError(f"a reduced vocabulary needs the tokens that end a text: add {missing}")
+    whole = _probed(model)
     index = torch.tensor([columns[token] for token in tokens], device=rows.weight.device)
     fewer = nn.Linear(rows.weight.shape[1], len(tokens), bias=rows.bias is not None)
     fewer.weight = nn.Parameter(rows.weight.detach()[index].clone(), requires_grad=rows.weight.requires_grad)
     if rows.bias is not None:
         fewer.bias = nn.Parameter(rows.bias.detach()[index].clone(), requires_grad=rows.weight.requires_grad)
-    _install(model, ReducedOutput(fewer, torch.tensor(tokens, device=rows.weight.device), size))
+    reduced = ReducedOutput(fewer, torch.tensor(tokens, device=index.device), size)
+    without = torch.ones(size, dtype=torch.bool, device=index.device).index_fill(0, reduced.kept, False)
+    try:
+        _install(model, reduced)
+        check_same_logits(_probed(model), whole.masked_fill(without, -torch.inf))
+    except (InputError, AttributeError, RuntimeError, TypeError) as error:
+        raise InputError(f"a {type(model).__name__} cannot have a reduced vocabulary: {first_line(error)}") from error
     return model
 
 
+@torch.no_grad()
+def _probed(model: Any) -> Tensor:
+    """Logits [1, T, V] along the probe text. Raises InputError if the model would drop out activations."""
+    check_evaluation(model)
+    logits: Tensor = model(input_ids=probe_text(model), use_cache=False).logits
+    return logits
+
+
 def _install(model: Any, output: ReducedOutput) -> None:
-    model.set_output_embeddings(output)
+    if not isinstance(model.get_output_embeddings(), ReducedOutput):
+        model.register_forward_hook(_scatter)
+    model.set_output_embeddings(output.train(model.training))
     model.config.tie_word_embeddings = False
     model.output_size = output.size
 
@@ -125,7 +161,9 @@ def save(folder: Path, model: Any) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    state = {
+        name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()
+    }  # some share their memory
     save_file(state, folder / WEIGHTS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(model.config.to_dict(), indent=2) + "\n", encoding="utf-8")
     model.generation_config.save_pretrained(folder)
@@ -142,27 +180,36 @@ def load(folder: Path, dtype: torch.dtype | str) -> Any:
 
     state = load_file(folder / WEIGHTS)
     config = AutoConfig.for_model(**json.loads((folder / CONFIG).read_text("utf-8")))
-    stored = state["lm_head.rows.weight"].dtype
+    (name,) = (name.removesuffix(ROWS) for name in state if name.endswith(ROWS))
+    num_rows, width = state[name + ROWS].shape
+    stored = state[name + ROWS].dtype
     model: Any = AutoModelForCausalLM.from_config(config, dtype=stored if dtype == "auto" else dtype)
-    num_rows, width = state["lm_head.rows.weight"].shape
-    rows = nn.Linear(width, num_rows, bias="lm_head.rows.bias" in state, dtype=model.dtype)
-    _install(model, ReducedOutput(rows, state["lm_head.kept"], config.vocab_size))
+    rows = nn.Linear(width, num_rows, bias=f"{name}.rows.bias" in state, dtype=model.dtype)
+    _install(model, ReducedOutput(rows, state[f"{name}.kept"], vocab_size(model)))
     model.load_state_dict(state)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 
 
-def whole_vocabulary(model: Any, output: Tensor) -> Any:
+def whole_vocabulary(model: Any, output: Tensor, bias: Tensor | None = None) -> Any:
     """A plain model again: the rows that were kept, and the others from an output layer [V, D] of the same width.
 
-    A copy that shares all other weights; any library loads it.
+    bias  [V] of that layer, if the model's has one
+    Returns a copy, which any library loads. Raises InputError for a layer of another shape.
     """
     reduced: ReducedOutput = model.get_output_embeddings()
     config = type(model.config).from_dict({**model.config.to_dict(), "tie_word_embeddings": False})
-    whole = type(model)(config).to(model.dtype)
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")}
-    weight = output.detach().to(reduced.weight).clone()
-    weight[reduced.kept] = reduced.weight.detach()
-    whole.load_state_dict({**state, "lm_head.weight": weight})
+    whole = type(model)._from_config(config, dtype=model.dtype)
+    prefix = next(name for name, module in model.named_modules() if module is reduced)
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(f"{prefix}.")}
+    for name, rows in reduced.rows.named_parameters():
+        source = output if name == "weight" else bias
+        if source is None or source.shape != (reduced.size, *rows.shape[1:]):
+            there = None if source is None else list(source.shape)
+            raise InputError(
+                f"a whole vocabulary: expected {name} of shape {[reduced.size, *rows.shape[1:]]}, got {there}"
+            )
+        state[f"{prefix}.{name}"] = source.detach().to(rows).index_copy(0, reduced.kept, rows.detach())
+    whole.load_state_dict(state)
     whole.generation_config = model.generation_config
     return whole.eval().requires_grad_(False)

@@ -1,0 +1,102 @@
+"""A rehearsal of a distillation: its draft is made, reduced, written and read, before any response is there.
+
+Layers and tokens are chosen by responses. Here others stand for them: the first, the last and evenly spread layers, the first
+tokens. So what a family of models does not allow is one line at the start, not an error after hours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.config import commands, instantiate, plain
+from toolkit.distillation.drafts import DRAFT, begin, draft_of, export_all, output_rows
+from toolkit.distillation.layers import layers_in
+from toolkit.engine.facts import end_ids, vocab_size
+from toolkit.errors import InputError
+from toolkit.files.text import first_line
+from toolkit.models.pair import ModelPair, load_draft, load_tokenizer
+from toolkit.models.probe import check_same_logits, probe_text
+from toolkit.models.reduced import most_frequent, reduce_vocabulary
+from toolkit.runs.stage import open_stage
+
+KEYS = ("pair", "from_pretrained", "layers", "shape", "vocabulary", "exports", "seed")
+
+
+def rehearse(cfg: commands.Distill) -> Path:
+    """Make a draft as a config describes it, write it and read it; returns the folder that remembers that this went well.
+
+    Raises InputError if its family of models does not allow it, or what was read is not what was written.
+    """
+    config = {key: value for key, value in plain(cfg).items() if key in KEYS}
+    stage = open_stage("rehearsal", {**config, "paths": {"root_dir": cfg.paths.root_dir, "output_dir": None}})
+    if not stage.finished:
+        try:
+            with TemporaryDirectory() as folder:
+                _rehearse(cfg, Path(folder))
+            stage.finish()
+        finally:
+            stage.leave()
+    return stage.folder
+
+
+def _rehearse(cfg: commands.Distill, folder: Path) -> None:
+    target: Any = None
+    if cfg.teacher.get("on_missing") != "raise":
+        pair: ModelPair = instantiate(cfg.pair, draft=None)
+        target = pair.target
+    tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
+    draft = _stand_in(cfg, target, tokenizer)
+    rows, exports, expected = (
+        output_rows(draft, target, bool(cfg.exports)),
+        list(cfg.exports),
+        {"plain": _logits(draft)},
+    )
+    if cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
+        ends = end_ids(draft, tokenizer)
+        reduce_vocabulary(draft, most_frequent([((), ())], cfg.vocabulary, range(size), ends), ends)
+        exports = sorted({"plain", *exports})  # which may be wanted later
+    expected[DRAFT] = _logits(draft)
+    try:
+        export_all(folder, draft, rows, exports, tokenizer, "", str(cfg.pair.target))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a class says to being written
+        raise InputError(f"a {type(draft).__name__} cannot be exported: {first_line(error)}") from error
+    for name, path in ((DRAFT, folder / DRAFT), ("plain", folder / f"{DRAFT}_plain")):
+        if path.is_dir():
+            options = {key: cfg.pair[key] for key in ("device", "dtype", "trust_remote_code") if key in cfg.pair}
+            logits = _logits(load_draft(path, **options))
+            try:
+                check_same_logits(logits.masked_fill(expected[name].isneginf(), -torch.inf), expected[name])
+            except InputError as error:
+                raise InputError(f"a {type(draft).__name__} that was exported is read as another: {error}") from None
+
+
+def _stand_in(cfg: commands.Distill, target: Any, tokenizer: Any) -> Any:
+    """A draft of the kind that a config describes: of the target's layers some, after other choices were tried, too."""
+    pair = cfg.pair
+    if cfg.layers is None:
+        arguments = (str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed)
+        return begin(*arguments, pair.device, pair.dtype).requires_grad_(False)
+    if target is None:
+        raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=generate")
+    total = len(layers_in(target))
+    if not isinstance(cfg.layers, int):
+        return draft_of(target, list(cfg.layers))
+    if (count := cfg.layers) > total:
+        raise InputError(f"layers: expected at most {total}, got {count}")
+    spread = [(2 * i + 1) * total // (2 * count) for i in range(count)]
+    for choice in (range(count), spread, range(total - count, total)):
+        draft = draft_of(target, list(choice))
+    return draft
+
+
+@torch.no_grad()
+def _logits(model: Any) -> Tensor:
+    logits: Tensor = model(input_ids=probe_text(model), use_cache=False).logits
+    return logits
