@@ -40,6 +40,7 @@ from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraini
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
+from toolkit.files.shards import is_gguf
 from toolkit.models import eagle3, gguf
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
@@ -333,7 +334,7 @@ def export_all(cfg: commands.Distill, folder: Path, draft: Any, target: Any, tok
         export(folder / f"{DRAFT}_plain", whole, tokenizer, card)
     if "gguf" in cfg.exports:
         source = Path(str(cfg.pair.target))
-        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, source if source.suffix == gguf.ENDING else None)
+        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, source if is_gguf(source) else None)
 
 
 if __name__ == "__main__":
