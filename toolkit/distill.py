@@ -48,8 +48,8 @@ from toolkit.distillation.drafts import (
 )
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
-from toolkit.distillation.teachers import Teacher
 from toolkit.distillation.rehearsal import rehearse
+from toolkit.distillation.teachers import Teacher
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError, unknown_name

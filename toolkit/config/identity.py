@@ -31,6 +31,7 @@ from toolkit.config.values import LISTS, MAPPINGS, is_known, is_node, options, o
 from toolkit.errors import InputError
 from toolkit.files import digests
 from toolkit.files.atomic import content_hash, parse_json_file
+from toolkit.files.shards import shards
 
 MANIFEST = "manifest.json"
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -113,6 +114,8 @@ class Contents:
                     return f"sha256:{digests.folder_digest(path_on_disk)}"
                 with_heads = map(digests.folder_digest, (path_on_disk, ASSETS / "toy" / "head"))
                 return f"sha256:{content_hash([*with_heads], 32)}"
+            if path_on_disk.is_file() and len(files := shards(path_on_disk)) > 1:
+                return f"sha256:{content_hash(digests.digests(files), 32)}"
             if path_on_disk.is_file():
                 return f"sha256:{digests.digest(path_on_disk)[:32]}"
             if isinstance(note, Head) and path_on_disk.is_dir():

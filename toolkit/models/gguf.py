@@ -1,18 +1,22 @@
 """GGUF files, the format of llama.cpp: read as targets and drafts, written for a draft that is served there.
 
-Reading: transformers multiplies quantised weights out in float32, which holds their values exactly. The result is saved in a
-folder of the user's cache that is named by the file's content.
+Reading: transformers multiplies quantised weights out in float32, which holds their values exactly. What it passes over is set
+here (`gguf_config`, `gguf_tokenizer`); afterwards every tensor of the file is one of the model's, and the other way round. The
+result is saved in a folder of the user's cache that is named by the file's content and by what converted it.
 
 Writing: models of the Llama class. llama.cpp rotates neighbouring pairs of a head's rows, transformers rows that are half a
-head apart, so the rows of q and k change their order.
+head apart, so the rows of q and k change their order. What was written is read back: the same logits and tokens, or no file.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
-import json
+import math
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,20 +24,30 @@ from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.files import lock
-from toolkit.files.atomic import read_json, write_atomic, write_folder, write_json
-from toolkit.files.digests import cache_folder, digest
+from toolkit.files.atomic import content_hash, write_atomic, write_folder, write_json
+from toolkit.files.digests import cache_folder, digests
+from toolkit.files.shards import ENDING, shards
 from toolkit.files.text import first_line
+from toolkit.models import gguf_config, gguf_tokenizer
+from toolkit.models.gguf_file import GGUFFile, finish
 
-ENDING = ".gguf"
-NORMAL, CONTROL = 1, 3  # kinds of tokens in llama.cpp
+CONVERTER = 2  # of this module: a higher one makes every conversion again
+NOTE = "converter.json"
+CHECKED = 64  # tokens that a written file is compared on
+UNUSED = r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight"  # read elsewhere, or nowhere
 
 
 def folder_of(path: Path) -> Path:
     """The folder with the weights (float32) and the tokenizer of a GGUF file; it is made if it is not there.
 
-    Raises InputError without the packages, and for a file or an architecture that transformers cannot read.
+    path: any shard of a split file. Raises InputError without the packages, and for a file that cannot be read as it says.
     """
-    folder = cache_folder() / "gguf" / digest(path)[:32]
+    made_of = {
+        "files": [digest[:32] for digest in digests(shards(path))],
+        "converter": CONVERTER,
+        "versions": {name: version(name) for name in ("transformers", "gguf") if importlib.util.find_spec(name)},
+    }
+    folder = cache_folder() / "gguf" / content_hash(made_of, 32)
     if folder.is_dir():
         return folder
     check_packages(path, "gguf", "accelerate")
@@ -41,9 +55,9 @@ def folder_of(path: Path) -> Path:
     lock.take(folder.parent, f"{folder.name}.lock", wait=True)  # of several processes one converts
     try:
         if not folder.is_dir():
-            size = path.stat().st_size / 1e6
+            size = sum(shard.stat().st_size for shard in shards(path)) / 1e6
             print(f"converting {path} ({size:,.0f} MB) to float32 weights in {folder}, once", file=sys.stderr)
-            write_folder(folder, lambda temporary: _convert(path, temporary))
+            write_folder(folder, lambda temporary: _convert(path, temporary, made_of))
     finally:
         lock.release(folder.parent, f"{folder.name}.lock")
     return folder
@@ -55,38 +69,96 @@ def check_packages(path: Path, *names: str) -> None:
         raise InputError(f"{path} needs {' and '.join(missing)}: pip install 'acceptance-toolkit[gguf]'")
 
 
-def _convert(path: Path, folder: Path) -> None:
+def _convert(path: Path, folder: Path, made_of: dict[str, Any]) -> None:
     """Read a GGUF file and save it as a plain checkpoint with its tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    file = GGUFFile.read(path)
+    tokenizer = gguf_tokenizer.build(file)
+    model = _load(file, folder)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    write_json(folder / NOTE, made_of)
 
+
+def _load(file: GGUFFile, folder: Path) -> Any:
+    """The model of a GGUF file, with all that the file says. folder: for a link, or the whole file if it is split."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = folder / f"whole{ENDING}"
+    file.link(whole)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        config = gguf_config.complete(AutoConfig.from_pretrained(folder, gguf_file=whole.name), file)
+        loaded, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            gguf_file=whole.name,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except InputError:
+        raise
     except Exception as error:  # what the file and its architecture make transformers raise
-        raise InputError(f"transformers could not read {path}: {first_line(error)}") from error
-    del loaded.config.quantization_config
+        raise InputError(f"transformers could not read {file.path}: {first_line(error)}") from error
+    finally:
+        whole.unlink()
+    _check_taken(loaded, report, file)
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
     model = type(loaded)(loaded.config)
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    # transformers' byte-level tokenizer adds <|endoftext|> to a vocabulary that has none; the model has no row for it
-    content = read_json(folder / "tokenizer.json")
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < model.config.vocab_size]
-    write_json(folder / "tokenizer.json", content)
+    model.generation_config.eos_token_id = gguf_tokenizer.end_ids(file) or None
+    gguf_config.check_rope(model, file)
+    return model
+
+
+@torch.no_grad()
+def _check_taken(model: Any, report: dict[str, Any], file: GGUFFile) -> None:
+    """Raises InputError unless each tensor of the file is in the model, and nothing else is; biases that it lacks are zero."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    state = model.state_dict()
+    for name, there, here in report["mismatched_keys"]:
+        raise InputError(f"{file.path}: {name} is {list(there)}, transformers' {type(model).__name__} has {list(here)}")
+    missing = set(report["missing_keys"])
+    for name in sorted(missing):
+        if not name.endswith(".bias"):
+            raise InputError(f"{file.path} lacks {name}, a weight of transformers' {type(model).__name__}")
+        state[name].zero_()
+    unused = set(file.names(UNUSED))
+    there = sum(int(tensor.n_elements) for name, tensor in file.tensors.items() if name not in unused)
+    here = sum({t.data_ptr(): t.numel() for name, t in state.items() if name not in missing}.values())
+    if there != here:
+        kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+        names = get_tensor_name_map(kinds[file.architecture], model.config.num_hidden_layers)
+        taken = {names.get_name(name, (".weight", ".bias")) for name in state}
+        left = [name for name in file.tensors if name not in taken | unused]
+        raise InputError(
+            f"{file.path} holds {there:,} weights, transformers' {type(model).__name__} took {here:,} of them"
+            + (f": {', '.join(left[:3])}{' ...' if len(left) > 3 else ''} have no place in it" if left else "")
+        )
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------
 
 
 def write(path: Path, model: Any, tokenizer: Any, like: Path | None = None) -> Path:
-    """Write a Llama model as GGUF in float32.
+    """Write a Llama model as GGUF in float32, and read it back.
 
-    like  a GGUF file with the same tokenizer, whose description of it is copied (llama.cpp names its ways of splitting
-          text, which no tokenizer.json does); None: it is written from the tokenizer, a byte-level BPE, as "default"
-    Raises InputError for another class of model or tokenizer.
+    like  a GGUF file with the same tokenizer, whose description of it is copied; None: it is written from the tokenizer
+    Raises InputError for another class of model, for what GGUF cannot say of a model or tokenizer, and for what would be read
+    as another one; then no file is left.
     """
-    check_packages(path, "gguf")
+    check_packages(path, "gguf", "accelerate")
     if type(model).__name__ != "LlamaForCausalLM":
         raise InputError(f"a GGUF file can be written of a LlamaForCausalLM, got {type(model).__name__}")
-    return write_atomic(path, lambda temporary: _write(temporary, model, tokenizer, like))
+
+    def write_checked(temporary: Path) -> None:
+        _write(temporary, model, tokenizer, like)
+        _read_back(temporary, model, tokenizer)
+
+    return write_atomic(path, write_checked)
 
 
 def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
@@ -105,17 +177,17 @@ def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    _add_rope(writer, model, head_dim)
     if like is None:
-        _describe_tokenizer(writer, tokenizer, config.vocab_size)
+        gguf_tokenizer.describe(writer, tokenizer, config.vocab_size, model.generation_config)
     else:
-        for name, field in gguf.GGUFReader(like).fields.items():
+        source = GGUFFile.read(like)
+        for name in source.keys:
             if name.startswith("tokenizer."):
-                kinds = field.types
-                writer.add_key_value(name, field.contents(), kinds[0], kinds[1] if len(kinds) > 1 else None)
+                writer.add_key_value(name, source.keys[name], *source.types[name])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if config.tie_word_embeddings and name == "lm_head.weight":
@@ -127,10 +199,38 @@ def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
         if gguf_name is None:
             raise InputError(f"a GGUF file of a Llama has no name for {name}")
         writer.add_tensor(gguf_name, weights.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
+
+
+def _add_rope(writer: Any, model: Any, head_dim: int) -> None:
+    """The scaling of positions. Raises InputError for one that llama.cpp does not have."""
+    from gguf import RopeScalingType
+
+    rope, context = model.config.rope_parameters, model.config.max_position_embeddings
+    kind, attention = rope.get("rope_type", "default"), float(model.model.rotary_emb.attention_scaling)
+    plain = gguf_config.unscaled(head_dim, rope["rope_theta"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    divisors, usual = None, 1.0
+    if kind == "linear":
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    elif kind == "yarn" and rope.get("truncate", True):
+        usual = 0.1 * math.log(max(rope["factor"], 1.0)) + 1.0
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope.get("original_max_position_embeddings") or context)
+        writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast") or 32.0)
+        writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow") or 1.0)
+    elif kind == "llama3":
+        divisors = gguf_config.llama3_divisors(plain, rope)
+    elif kind == "longrope" and rope["long_factor"] == rope["short_factor"]:
+        divisors = torch.tensor(rope["long_factor"], dtype=torch.float64)
+    elif kind != "default":
+        raise InputError(f"a GGUF file of a Llama cannot scale positions as {kind!r} does here: {rope}")
+    if not math.isclose(attention, usual, rel_tol=1e-6):
+        writer.add_rope_scaling_attn_factors(attention / usual)
+    if divisors is not None:
+        writer.add_tensor(gguf_config.DIVISORS, divisors.float().numpy())
 
 
 def _interleaved(weights: Tensor, heads: int) -> Tensor:
@@ -139,25 +239,35 @@ def _interleaved(weights: Tensor, heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(weights.shape).contiguous()
 
 
-def _describe_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
-    """Tokens, merges and special tokens of a byte-level BPE. Raises InputError for another kind."""
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    if model["type"] != "BPE":
-        raise InputError(f"a GGUF file can be written of a byte-level BPE tokenizer, got {model['type']}")
-    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    tokens += [f"[PAD{i}]" for i in range(len(tokenizer), size)]
-    special = set(tokenizer.all_special_tokens)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
-    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
-    if tokenizer.bos_token_id is not None:
-        writer.add_bos_token_id(tokenizer.bos_token_id)
-        writer.add_add_bos_token(tokenizer("a").input_ids[0] == tokenizer.bos_token_id)
-    if tokenizer.eos_token_id is not None:
-        writer.add_eos_token_id(tokenizer.eos_token_id)
-    if tokenizer.pad_token_id is not None:
-        writer.add_pad_token_id(tokenizer.pad_token_id)
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+@torch.no_grad()
+def _read_back(path: Path, model: Any, tokenizer: Any) -> None:
+    """Raises InputError if a file is read as another model or tokenizer: by logits, and by the tokens of some texts."""
+    from transformers import AutoTokenizer
+
+    file = GGUFFile.read(path)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        again = _load(file, folder).eval()
+        source = type(model)(copy.deepcopy(model.config)).float().eval()
+        source.load_state_dict(model.state_dict())
+        ids = torch.arange(CHECKED)[None] * 7919 % model.config.vocab_size
+        positions = torch.linspace(0, min(model.config.max_position_embeddings, 2**12) - 1, CHECKED).long()[None]
+        ours, theirs = (m(ids, position_ids=positions).logits for m in (source, again))
+        if not torch.allclose(ours, theirs, rtol=0, atol=1e-3 * float(ours.std())):
+            off = float((ours - theirs).abs().max())
+            raise InputError(f"a GGUF file cannot hold this model: read back, its logits differ by up to {off:.2g}")
+        if tokenizer is None:
+            return
+        file.link(folder / f"tokenizer{ENDING}")
+        readers = {
+            "here": gguf_tokenizer.build(file),
+            "by transformers": AutoTokenizer.from_pretrained(folder, gguf_file=f"tokenizer{ENDING}"),
+        }
+        for text in gguf_tokenizer.probes(tokenizer):
+            ids = tokenizer(text).input_ids
+            for reader, other in readers.items():
+                if (got := other(text).input_ids) != ids:
+                    raise InputError(
+                        f"a GGUF file cannot hold this tokenizer: read back {reader}, {text[:60]!r} is {len(got)} other tokens "
+                        f"({len(ids)} before)"
+                    )

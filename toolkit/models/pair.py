@@ -20,6 +20,7 @@ from toolkit.config.values import check_ranges, checked, shown
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.errors import InputError, warn
+from toolkit.files.shards import is_gguf
 from toolkit.files.text import first_line
 from toolkit.models import draft_formats, eagle3, gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
@@ -128,7 +129,7 @@ class ModelPair:
         end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
         Raises InputError if the tokenizers differ in another token, naming the first one.
         """
-        name = name or Path(target).name.removesuffix(gguf.ENDING)
+        name = name or (Path(target).stem if is_gguf(target) else Path(target).name)
         names = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)
         if names and drafts:
             raise InputError("expected draft=... or drafts=[...], got both")
@@ -388,14 +389,13 @@ def resolve(source: str | Path) -> str | Path:
     """
     if str(source) in ("toy/target", "toy/draft"):
         return ASSETS / str(source)
-    is_gguf = str(source).endswith(gguf.ENDING)
-    if is_gguf and os.path.isfile(source):
+    if is_gguf(source) and os.path.isfile(source):
         return gguf.folder_of(Path(source))
     if os.path.exists(source):  # False for names that are no paths, as too long ones
         draft_formats.check_kind(Path(source))
         return Path(source)
-    if is_gguf or str(source).startswith((".", "/", "~")):
-        raise InputError(f"expected a {'GGUF file' if is_gguf else 'model folder'} at {source}, found none")
+    if is_gguf(source) or str(source).startswith((".", "/", "~")):
+        raise InputError(f"expected a {'GGUF file' if is_gguf(source) else 'model folder'} at {source}, found none")
     return str(source)
 
 
