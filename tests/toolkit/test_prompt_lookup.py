@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 
@@ -50,23 +51,33 @@ def test_lookup_is_the_slow_one_on_every_short_text(ngrams):
                 assert proposer.lookup(list(text), most, (END,)).tokens == expected
 
 
-def slow_suffix(text, most, ends):
-    """The longest suffix that occurs before; then, of its occurrences that agree so far, the most frequent next token."""
-    for size in range(len(text) - 1, 0, -1):
-        after = [i + size for i in range(len(text) - size) if text[i : i + size] == text[-size:]]
+def slow_suffix(text, most, ends, earlier=()):
+    """The longest suffix that occurs before; then, of its occurrences that agree so far, the most frequent next token.
+
+    earlier  whole responses, each of which is copied from as the text itself is
+    """
+    texts = [*earlier, text]
+    for size in range(len(text), 0, -1):
+        after = [
+            (number, end)
+            for number, other in enumerate(texts)
+            for end in range(size, len(other) + (number < len(earlier)))
+            if other[end - size : end] == text[len(text) - size :]
+        ]
         if after:
             break
     else:
         return [], 0, []
     copied, shares = [], []
-    while len(copied) < most and (going := [i for i in after if i < len(text)]):
-        following = [text[i] for i in going]
+    while len(copied) < most and (going := [(n, i) for n, i in after if i < len(texts[n])]):
+        following = [texts[n][i] for n, i in going]
         best = max(
-            set(following), key=lambda token: (following.count(token), max(i for i in going if text[i] == token))
+            set(following),
+            key=lambda token: (following.count(token), max(at for at in going if texts[at[0]][at[1]] == token)),
         )
         copied.append(best)
         shares.append((len(going), following.count(best) / len(going)))
-        after = [i + 1 for i in going if text[i] == best]
+        after = [(n, i + 1) for n, i in going if texts[n][i] == best]
         if best in ends:
             break
     return copied, size, shares
@@ -81,6 +92,21 @@ def test_suffixes_are_the_slow_ones_on_every_short_text():
                 copy = proposer.lookup(list(text), most, (END,))
                 assert (copy.tokens, copy.length) == (copied, size)
                 assert list(zip(copy.occurrences, copy.agreement, strict=True)) == shares
+
+
+def test_with_earlier_responses_a_match_is_no_longer_than_the_text(tmp_path):
+    """All short texts after responses with the same beginnings and ends: what stands before the text is no part of it."""
+    path, earlier = tmp_path / "responses.jsonl", [[0, 1, 0], [1, 0, 1, 1], [0], [0, 1, 2, 0], [1, 0]]
+    path.write_text("".join(json.dumps({"token_ids": tokens}) + "\n" for tokens in earlier))
+    proposer, lengths = SuffixProposer(responses=str(path)), set()
+    for length in range(1, 6):
+        for text in product(range(3), repeat=length):
+            copied, size, shares = slow_suffix(list(text), 4, (END,), earlier)
+            copy = proposer.lookup(list(text), 4, (END,))
+            assert (copy.tokens, copy.length) == (copied, size)
+            assert list(zip(copy.occurrences, copy.agreement, strict=True)) == shares
+            lengths.add((len(text), size))
+    assert {(1, 1), (2, 2), (3, 3)} <= lengths
 
 
 def test_earlier_responses_are_copied_from_and_never_across_their_ends(tmp_path):

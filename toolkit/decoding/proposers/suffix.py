@@ -59,7 +59,7 @@ class SuffixProposer(CopyProposer):
 
     def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
         tokens = np.concatenate([self.earlier, np.asarray(text, np.int64)])
-        after, length = _longest_match(tokens, self.max_match)
+        after, length = _longest_match(tokens, min(self.max_match, len(text)))
         if length < self.min_match:
             return NOTHING
         copied: list[int] = []
@@ -81,10 +81,13 @@ class SuffixProposer(CopyProposer):
 
 
 def _longest_match(tokens: Tokens, most: int) -> tuple[Tokens, int]:
-    """Positions after the longest suffix's earlier occurrences, ascending, and its length (0: there are none)."""
+    """Positions after the longest suffix's earlier occurrences, ascending, and its length (0: there are none).
+
+    most  tokens of the suffix, no more than the text itself has: before it are the ends of earlier responses
+    """
     last = len(tokens) - 1
     after, length = np.arange(1, last + 1), 0  # where an occurrence may have ended
-    while length < most and last - length >= 0:
+    while length < most:
         longer = after[after > length]
         longer = longer[tokens[longer - 1 - length] == tokens[last - length]]
         if not len(longer):
