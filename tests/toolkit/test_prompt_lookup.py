@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from analysis.replay.prompt_lookup import replay_prompt_lookup
-from toolkit import ModelPair, generate
+from toolkit import ModelPair, config, generate
 from toolkit.acceptance import match
 from toolkit.decoding import Method, PromptLookupProposer, Sampling, SuffixProposer, decode
 from toolkit.engine import TabularModel
@@ -118,6 +118,22 @@ def test_earlier_responses_are_copied_from_and_never_across_their_ends(tmp_path)
     path.write_text("[]\n")
     with pytest.raises(InputError, match="JSON lines with token_ids"):
         SuffixProposer(responses=str(path)).lookup([1], 9, ())
+
+
+@pytest.mark.parametrize("method, key", [("lookup_rate", "proposer"), ("best_source", "proposer.copies")])
+def test_ids_that_are_no_tokens_of_the_pair_are_one_line_before_anything_is_decoded(method, key, tmp_path):
+    pair = ModelPair.toy()
+    size = pair.vocab_size
+    bad = ["[5, -100]", "[-1]", f"[5, {size}]", f"[{2**63}]", "[1e300]", "[1.5]", "[true]", '["5"]', "[[5]]", "null", "7"]
+    for number, ids in enumerate(bad):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text('{"token_ids": [5, 6]}\n{"token_ids": ' + ids + "}\n")
+        built = config.method(method, [f"{key}.responses={path}"])
+        with pytest.raises(InputError, match=r"^proposer.responses: .*expected .*token ids.* got .*$") as error:
+            built.bind(pair)
+        assert str(path) in str(error.value) and (f", {size})" in str(error.value) or "line 2" in str(error.value))
+    path.write_text(f'{{"token_ids": [5, {size - 1}]}}\n')
+    config.method(method, [f"{key}.responses={path}", "max_drafted=7"]).bind(pair)
 
 
 def table_pair(sharpness=1.0):

@@ -284,7 +284,8 @@ def _token_ids(prompt: Any) -> list[int]:
     if type(prompt) is list and set(map(type, prompt)) <= {int}:
         return list(prompt)
     try:
-        wrong = next((token for token in prompt if isinstance(token, bool)), None)
+        truths = (token for token in prompt if isinstance(token, bool) or getattr(token, "dtype", None) is torch.bool)
+        wrong = next(truths, None)
         if wrong is None and not isinstance(prompt, bytes | set | dict):
             return [operator.index(token) for token in prompt]
     except TypeError:
