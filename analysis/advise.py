@@ -28,7 +28,7 @@ import pandas as pd
 
 from analysis.figures.plots import speedups
 from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences, speed
-from analysis.loads.costs import costs_of
+from analysis.loads.costs import costs_of, costs_of_files
 from analysis.loads.exports import next_line, write_exports
 from analysis.loads.observed import advise_from_counts
 from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
@@ -57,7 +57,10 @@ def run(cfg: commands.Advise) -> Path:
     if cfg.responses is not None:
         return advise_from_counts(cfg)
     sizes = sorted(set(plain(cfg.batch_sizes)))
+    if not sizes:
+        raise InputError("batch_sizes: expected [N, ...], got []")
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
+    costs_of_files(cfg, max(len(pair.drafts), 1), sizes)  # what they lack is told before anything is recorded
     parts = split(instantiate(cfg.prompts).load())
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
@@ -79,6 +82,10 @@ def run(cfg: commands.Advise) -> Path:
     for number, candidate in enumerate(candidates):
         costs, path = tables[number % len(tables)], stage.folder / f"costs-{number % len(tables)}.json"
         candidate.recorded.costs = (costs, costs.save(path))
+    widest = 1 + max(candidate.recorded.deepest for candidate in candidates)
+    for beyond in dict.fromkeys(table.beyond(1, widest) for table in tables):
+        if beyond:
+            print(f"costs: {beyond}: the last slope continues there")
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sources, names)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
@@ -174,7 +181,11 @@ def _publish(
     by_name = {candidate.draft: candidate.recorded for candidate in candidates}
     first = candidates[0].recorded
     assert first.costs is not None
-    source, smallest, lines = first.costs[0].source, int(table.batch.min()), sentences(table)
+    tables = [candidate.recorded.costs[0] for candidate in candidates if candidate.recorded.costs is not None]
+    beyond = {
+        batch: next(filter(None, (each.beyond(batch) for each in tables)), None) for batch in table.batch.unique()
+    }
+    source, smallest, lines = first.costs[0].source, int(table.batch.min()), sentences(table, beyond)
     cost_note = f"costs {source}" + ("" if source == "measured" else ", not measured")
     figure = speedups(table, folder / "advice.png", cost_note)
     answer = table[table.advised & (table.batch == smallest)].iloc[0]

@@ -22,7 +22,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analysis.figures.plots import over_plain
-from analysis.loads.costs import costs_of
+from analysis.loads.costs import costs_of, costs_of_files
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load
 from analysis.tables.files import save_table, show
@@ -45,6 +45,8 @@ def run(cfg: commands.Serving) -> Path:
         raise InputError("expected users=[N, ...] or rates=[R, ...], got neither")
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     pair.check_has_draft("serving with and without drafts")
+    sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
+    costs_of_files(cfg, 1, sizes)  # what it lacks is told before anything is recorded
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
@@ -54,10 +56,11 @@ def run(cfg: commands.Serving) -> Path:
     recorded = RecordedPair(bench, settings, stage.folder, cfg.max_drafted, cfg.hidden)
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
-    sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
     contents = [prompt.content for prompt in prompts]
     (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder, recorded.max_drafted)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
+    if beyond := costs.beyond(cfg.slots, recorded.deepest + 1):
+        print(f"costs: {beyond}: the last slope continues there")
     requests = [number % len(recorded.texts) for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")

@@ -179,8 +179,8 @@ def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataF
     headed = responses[responses.way == HEADED]
     lines += [_headed(headed, beta)] if len(headed) else []
     model = fit_rounds(speculative)
-    widest = max(r.num_drafted for g in speculative for r in g.rounds)
-    for width in (1, widest):
+    drafted = [r.num_drafted for g in speculative for r in g.rounds if r.num_drafted]
+    for width in sorted({min(drafted), max(drafted)}):
         seconds = {"t_draft": model.draft(1, CONTEXT), "t_target": model.target(width + 1, CONTEXT)}
         ratio = {"r2": model.target.r2, "c": model.ratio(width, CONTEXT)}
         lines.append({"decoding": f"per round, {width} drafted", **seconds, **ratio})

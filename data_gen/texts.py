@@ -13,6 +13,7 @@ from data_gen.shards import shard_name
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair
+from toolkit.models.prompts import check_token_ids
 from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling
 
@@ -59,9 +60,13 @@ def read_jsonl(path: Path, sampling: Sampling) -> TargetResponses:
         try:
             record = json.loads(line)
             ids = {key: record[key] for key in ("prompt_ids", "token_ids")}
-            if not all(isinstance(v, list) and v and all(isinstance(t, int) for t in v) for v in ids.values()):
+            for name, value in ids.items():
+                check_token_ids(value, where=f"{path}, line {number + 1}, {name}: ")
+            if not all(ids.values()):
                 raise ValueError
             rows.append({"row": number, **ids, **({"text": str(record["text"])} if record.get("text") else {})})
+        except InputError:
+            raise
         except (ValueError, KeyError, TypeError):
             raise InputError(
                 f'{path}, line {number + 1}: expected {{"prompt_ids": [numbers], "token_ids": [numbers]}}, got {line[:60]}'
@@ -104,7 +109,11 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
 
 
 def within_context(pair: ModelPair, responses: TargetResponses) -> TargetResponses:
-    """The responses whose texts, at their longest, every model of the pair can read; prints how many others there are."""
+    """The responses whose texts, at their longest, every model of the pair can read; prints how many others there are.
+
+    Raises InputError if there is none, and for tokens that the target has not.
+    """
+    check_vocabulary(responses, pair.vocab_size)
     lengths = [len(row["prompt_ids"]) for row in responses.rows]
     fit = [length + responses.sampling.room(length) <= pair.max_length for length in lengths]
     if not any(fit):
@@ -112,6 +121,12 @@ def within_context(pair: ModelPair, responses: TargetResponses) -> TargetRespons
     if not all(fit):
         print(f"{len(fit) - sum(fit)} of {len(fit)} texts exceed {pair.context} and are passed over")
     return replace(responses, rows=[row for row, fits in zip(responses.rows, fit, strict=True) if fits])
+
+
+def check_vocabulary(responses: TargetResponses, size: int) -> None:
+    """Raises InputError if a response holds tokens outside of a vocabulary."""
+    for row in responses.rows:
+        check_token_ids([*row["prompt_ids"], *row["token_ids"]], size, f"response {row.get('id', row['row'])}: ")
 
 
 def fingerprints(pair: Any, responses: TargetResponses) -> dict[str, Any]:

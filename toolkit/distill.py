@@ -57,6 +57,7 @@ from toolkit.files.atomic import read_json, write_json
 from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
+from toolkit.models.prompts import check_token_ids
 from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
@@ -192,9 +193,12 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
 
 
 def readable(models: Sequence[Any], responses: Any) -> list[Text]:
-    """The texts that fit into the contexts of all models. Raises InputError if none does."""
+    """The texts that fit into the contexts of all models. Raises InputError if none does, and for unknown tokens."""
     limit = min(map(max_positions, models), default=NO_LIMIT)
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
+    size = max(map(vocab_size, models), default=NO_LIMIT)  # a draft's may be padded less
+    for row in responses.rows:
+        check_token_ids([*row["prompt_ids"], *row["token_ids"]], size, f"response {row['id']}: ")
     fitting = [(prompt, response) for prompt, response in texts if len(prompt) + len(response) <= limit]
     if not fitting:
         raise InputError(f"all {len(texts)} texts exceed the context of {limit} tokens: expected shorter prompts")

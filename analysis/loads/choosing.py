@@ -100,7 +100,8 @@ def advised(table: pd.DataFrame) -> int:
     return fastest if table.dev_speedup_low[fastest] > 1 else int(table.index[table.method == PLAIN][0])
 
 
-def sentences(table: pd.DataFrame) -> list[str]:
+def sentences(table: pd.DataFrame, notes: Mapping[int, str | None] | None = None) -> list[str]:
+    """The answer for every batch size, with its note in brackets if there is one."""
     lines = []
     for batch, part in table.groupby("batch", sort=True):
         answer = part[part.advised].iloc[0]
@@ -108,17 +109,15 @@ def sentences(table: pd.DataFrame) -> list[str]:
             best = part[part.drafted_per_round >= DRAFTS]
             best = best if len(best) else part[part.method != PLAIN]
             best = best.loc[best.dev_times_plain.idxmax()]
-            lines.append(
-                f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {speed(best)} of autoregressive "
-                "decoding"
-            )
-            continue
-        text = f"batch {batch}: {_name(answer)}: {speed(answer)} times autoregressive decoding"
-        fixed = part[(part.method == FIXED) & ~part.greedy]
-        if len(fixed) and answer.method != FIXED:
-            best = fixed.loc[fixed.dev_times_plain.idxmax()]
-            text += f"; the best fixed length ({_name(best)}): {speed(best)}"
-        lines.append(text)
+            text = f"do not draft; the best that drafts ({_name(best)}) makes {speed(best)} of autoregressive decoding"
+        else:
+            text = f"{_name(answer)}: {speed(answer)} times autoregressive decoding"
+            fixed = part[(part.method == FIXED) & ~part.greedy]
+            if len(fixed) and answer.method != FIXED:
+                best = fixed.loc[fixed.dev_times_plain.idxmax()]
+                text += f"; the best fixed length ({_name(best)}): {speed(best)}"
+        note = (notes or {}).get(int(str(batch)))
+        lines.append(f"batch {batch}: {text}{f' ({note})' if note else ''}")
     return lines
 
 

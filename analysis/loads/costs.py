@@ -117,6 +117,27 @@ def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_siz
     return LoadCost(grids[0], grids[1], "modelled", {"hardware": hardware, "devices": devices, "reached": REACHED})
 
 
+def costs_of_files(cfg: commands.Advise | commands.Serving, count: int, batch_sizes: Sequence[int]) -> list[LoadCost]:
+    """The cost tables of costs=FILE for `count` drafts; [] without it.
+
+    Raises InputError for tables that would be read as flat, as they do not know these batch sizes or drafted tokens.
+    """
+    if cfg.costs is None:
+        return []
+    if cfg.hardware is not None:
+        raise InputError("expected costs=FILE or hardware=NAME, got both")
+    files = plain(cfg.costs)
+    files = [files] if isinstance(files, str) else files
+    if len(files) not in (1, count):
+        raise InputError(f"expected one cost table, or one for each of {count} drafts, got {len(files)}")
+    tables = [LoadCost.load(file) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if lacking := table.lacks(batch_sizes, widest=2):
+            sizes = ",".join(map(str, batch_sizes))
+            raise InputError(f"costs={file}: {lacking}; python -m analysis.timing batch_sizes=[{sizes}] writes a table")
+    return tables * (count // len(files))
+
+
 def costs_of(
     cfg: commands.Advise | commands.Serving,
     pairs: Sequence[ModelPair],
@@ -130,14 +151,10 @@ def costs_of(
 
     folder  where a measurement is kept, by all that it depends on;  deepest  longer drafts are not timed
     """
-    if cfg.costs is not None and cfg.hardware is not None:
-        raise InputError("expected costs=FILE or hardware=NAME, got both")
-    if cfg.costs is not None:
-        files = plain(cfg.costs)
-        files = [files] if isinstance(files, str) else files
-        if len(files) not in (1, len(pairs)):
-            raise InputError(f"expected one cost table, or one for each of {len(pairs)} drafts, got {len(files)}")
-        return [LoadCost.load(file) for file in files] * (len(pairs) // len(files))
+    if tables := costs_of_files(cfg, len(pairs), batch_sizes):
+        for fall in dict.fromkeys(table.fall for table in tables if table.fall):
+            print(f"costs: {fall}")
+        return tables
     if cfg.hardware is not None:
         named = plain(getattr(cfg, "shapes", None)) or []
         if unknown := [name for name in named if name not in SHAPES]:
@@ -273,4 +290,7 @@ def _cost_table(lines: pd.DataFrame, context: int, facts: dict[str, Any]) -> tup
         grid_of({(float(e.batch), float(e.width), float(e.context)): e.seconds for e in part.itertuples()}, str(name))
         for name, part in entries.groupby("model")
     ]  # draft, if there is one, and target
-    return LoadCost(grids[0], grids[-1], "measured", {**facts, "spread": round(float(spread), 3)}), entries
+    costs = LoadCost(grids[0], grids[-1], "measured", {**facts, "spread": round(float(spread), 3)})
+    if costs.fall:
+        print(f"costs: {costs.fall}")
+    return costs, entries

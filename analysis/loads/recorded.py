@@ -37,6 +37,7 @@ class RecordedPair:
 
     settings  those given that can be simulated: chains judged token by token, and autoregressive decoding
     left_out  by method, why the others cannot
+    deepest   the most tokens that a setting may draft in a round
     costs     the cost table, and the file that holds it, which rules that weigh a batch read: set before `serve`
     """
 
@@ -153,7 +154,7 @@ class RecordedPair:
 
     def _bound(self, max_drafted: int | str) -> None:
         """Bound settings that name no bound. Deeper ones are left out; with a depth of the user's own, InputError is raised."""
-        fitting = []
+        fitting, self.deepest = [], 0
         for setting in self.settings:
             if max_drafted == "auto" and setting.method != PLAIN and not needs_no_draft(setting):
                 setting = bounded(setting, self.max_drafted)
@@ -170,6 +171,7 @@ class RecordedPair:
                 )
             else:
                 fitting.append(setting)
+                self.deepest = max(self.deepest, method.limit)
         self.settings = fitting
 
 

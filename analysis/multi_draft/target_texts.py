@@ -205,6 +205,7 @@ class Walk:
             raise InputError("expected texts or prompts to walk along, got none")
         if not self.num_drafts:
             raise InputError("num_drafts: expected positive integers, got []")
+        check_texts(self.pair, [text for text in self.source if isinstance(text, TargetText)])
 
     def run(self, judges: Sequence[MethodRule], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
         """One row per method, prompt and K: `method`, `scheme`, `prompt`, `K`, `positions` and SUMS."""
@@ -245,7 +246,6 @@ class Walk:
         """The texts of a part. Left out are empty ones, those a draft cannot read, and prompts that cannot be decoded."""
         part = self.source[first : first + PART]
         if isinstance(part[0], TargetText):
-            check_texts(self.pair, part)
             return [text for text in part if len(text.prompt_ids) and len(text.token_ids)]
         saved = _read(path)
         if saved is None:

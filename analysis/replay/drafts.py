@@ -32,7 +32,7 @@ from analysis.replay.upper_bound import fixed
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show, with_interval
 from data_gen.recording import Recorder
-from data_gen.texts import TargetResponses, fingerprints, read_responses, within_context
+from data_gen.texts import TargetResponses, check_vocabulary, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.drafts import export
 from toolkit.engine import open_session
@@ -81,6 +81,8 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     stage = open_stage("drafts", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
         alone: ModelPair = instantiate(cfg.pair, draft=None)
+        for responses in (*texts.values(), *([counted] if counted else [])):
+            check_vocabulary(responses, alone.vocab_size)
         candidates = _candidates(cfg, drafts, alone, counted)
         table = _measured(cfg, candidates, alone, texts, dev)
         save_table(table, stage.folder, "drafts")

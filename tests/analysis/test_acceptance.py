@@ -381,8 +381,9 @@ def test_bad_input_is_one_line_before_any_work(tmp_path, changes, message):
 
 
 def test_texts_with_unknown_tokens_are_refused():
+    texts = [TargetText("b", [1], [2])] * 3 * target_texts.PART + [TargetText("a", [1], [7])]
     with pytest.raises(InputError, match=r"text a: expected token ids in \[0, 5\), got 1..7"):
-        target_texts.check_texts(config.instantiate(PAIR), [TargetText("a", [1], [7])])
+        target_texts.Walk(config.instantiate(PAIR), texts, Sampling(), [1], None, 1, 0, None, 2)
 
 
 def test_responses_of_a_folder_are_walked(tiny_overrides, tiny_responses, tmp_path):

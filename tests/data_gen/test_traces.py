@@ -321,9 +321,15 @@ def test_what_does_not_fit_is_refused(texts_file, tmp_path, tiny_responses, caps
     with pytest.raises(InputError, match="manifest says temperature"):
         read_texts(str(tiny_responses), Sampling(temperature=0.3))
     bad = tmp_path / "bad.jsonl"
-    bad.write_text('{"prompt_ids": [1], "token_ids": "no"}')
-    with pytest.raises(InputError, match="line 1"):
-        read_jsonl(bad, Sampling())
+    for ids in ('"no"', "[]", "[true]", "[-100]", "[1.5]", f"[{2**63}]"):
+        bad.write_text('{"prompt_ids": [1], "token_ids": ' + ids + "}")
+        with pytest.raises(InputError, match="line 1"):
+            read_jsonl(bad, Sampling())
+    whole = texts_file.read_text().rstrip() + "\n"
+    bad.write_text(whole + '{"prompt_ids": [1], "token_ids": [1024]}\n')
+    with pytest.raises(InputError, match=r"response \d+: expected token ids in \[0, 1024\), .* got 1024"):
+        traces.run(config(tmp_path / "beyond", bad, SAMPLED))
+    assert not (tmp_path / "beyond").exists(), "told before anything is recorded"
 
 
 # -- how deep a recording rolls out -----------------------------------------------------------------------------------

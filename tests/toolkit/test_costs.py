@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from toolkit import metrics
+from toolkit import ModelPair, config, metrics
 from toolkit.costs.energy import Energy, EnergyMeter, open_monitor
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.errors import InputError
@@ -41,6 +44,72 @@ def test_a_table_is_linear_between_its_points_and_beyond():
     for batch, width, context in ((1, 1, 0), (2, 2, 50), (4, 3, 100), (16, 9, 400)):
         assert grid(batch, width, context) == pytest.approx(1e-3 * (batch + 2 * width) + 1e-6 * context)
     assert grid(0.5, 1, 0) == grid(1, 1, 0), "below the first point: its value"
+
+
+def table(batches: tuple[float, ...], widths: tuple[float, ...], draft_widths: tuple[float, ...] = (1.0,)) -> LoadCost:
+    """A file's table at these points: seconds grow with both."""
+    draft, target = (
+        {(b, w, 0.0): 1e-3 * (b + w) for b in batches for w in chosen} for chosen in (draft_widths, widths)
+    )
+    return LoadCost(grid_of(draft, "draft"), grid_of(target, "target"), "mine.csv")
+
+
+@pytest.mark.parametrize(
+    ("costs", "batches", "widest", "words"),
+    [
+        (table((1.0,), (1.0, 6.0)), [1, 64], 6, "draft at batch size 64, too, got those at batch size 1 alone"),
+        (table((1.0,), (1.0, 6.0)), [1], 6, None),
+        (table((1.0, 64.0), (1.0,)), [1, 64], 6, "target at width 6, too, got those at width 1 alone"),
+        (table((1.0, 64.0), (1.0,)), [1, 64], 1, None),
+        (table((1.0, 64.0), (2.0, 6.0)), [64], 6, "target at width 1, too, got those at width 2 and 6 alone"),
+        (table((1.0, 64.0), (1.0, 6.0), (4.0,)), [64], 6, "draft at width 1, too, got those at width 4 alone"),
+        (table((4.0, 64.0), (1.0, 6.0)), [1], 6, "draft at batch size 1, too, got those at batch size 4 and 64 alone"),
+        (table((4.0, 64.0), (1.0, 6.0)), [4, 7, 100], 9, None),
+        (LoadCost.ratio(0.2, column=0.1), [64], 20, None),
+    ],
+)
+def test_what_would_be_read_as_flat_is_named(costs, batches, widest, words):
+    lacking = costs.lacks(batches, widest)
+    assert lacking == (words and f"expected times of the {words}")
+
+
+def test_what_is_beyond_the_table_is_named():
+    costs = table((1.0, 4.0), (1.0, 6.0))
+    assert costs.beyond(4, 6) is None and LoadCost.ratio(0.2).beyond(64, 20) is None
+    assert costs.beyond(64) == "batch size 64 is beyond the cost table, which ends at 4"
+    assert costs.beyond(1, 7) == "width 7 is beyond the cost table, which ends at 6"
+
+
+def test_times_that_fall_with_the_width_are_named_and_never_continued_to_nothing():
+    points = {(b, w, 0.0): s * b for b in (1.0, 2.0) for w, s in ((1.0, 0.01), (2.0, 0.008), (3.0, 0.0079))}
+    grid = grid_of(points, "here")
+    costs = LoadCost(grid_of(POINTS, "a"), grid, "measured")
+    assert (
+        costs.fall is not None and "the target's times fall from 0.01 s at width 1 to 0.008 s at width 2" in costs.fall
+    )
+    assert grid(1, 2.5) == pytest.approx(0.00795), "between its points it is what it was measured to be"
+    assert grid(1, 500) == pytest.approx(0.0079) and grid(4, 500) == pytest.approx(4 * 0.0079)
+    assert LoadCost(grid_of(POINTS, "a"), grid_of(POINTS, "b"), "measured").fall is None
+
+
+@pytest.mark.parametrize("name, slots", [("lookup_rate", 1), ("best_source", 1), ("batch_rate", 2)])
+def test_a_rule_warns_of_a_table_that_does_not_tell_what_it_weighs(name, slots, tmp_path):
+    """Its texts stay right: what it takes for free is only not what it costs."""
+    pair, live = ModelPair.toy(), torch.ones(slots, dtype=torch.bool)
+
+    def warned(costs: LoadCost) -> list[str]:
+        words = [f"policy.costs={costs.save(tmp_path / 'costs.json')}"]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            policy = config.method(name, words).bind(pair).policy
+            policy.begin(live, policy.init(slots, live.device))
+        return sorted({str(warning.message).partition(": ")[2] for warning in caught})
+
+    assert warned(table((1.0, 2.0), (1.0, 21.0))) == []
+    (width,) = warned(table((1.0, 2.0), (1.0,)))
+    assert re.match(r"expected times of the target at width \d+, too, got those at width 1 alone", width)
+    (batch,) = warned(table((8.0,), (1.0, 21.0)))
+    assert batch.startswith(f"expected times of the draft at batch size {slots}, too, got those at batch size 8 alone")
 
 
 def test_a_ratio_is_a_table_that_no_batch_changes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 
@@ -10,7 +11,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from analysis.replay.prompt_lookup import replay_prompt_lookup
-from toolkit import ModelPair, generate
+from toolkit import ModelPair, config, generate
 from toolkit.acceptance import match
 from toolkit.decoding import Method, PromptLookupProposer, Sampling, SuffixProposer, decode
 from toolkit.engine import TabularModel
@@ -50,23 +51,33 @@ def test_lookup_is_the_slow_one_on_every_short_text(ngrams):
                 assert proposer.lookup(list(text), most, (END,)).tokens == expected
 
 
-def slow_suffix(text, most, ends):
-    """The longest suffix that occurs before; then, of its occurrences that agree so far, the most frequent next token."""
-    for size in range(len(text) - 1, 0, -1):
-        after = [i + size for i in range(len(text) - size) if text[i : i + size] == text[-size:]]
+def slow_suffix(text, most, ends, earlier=()):
+    """The longest suffix that occurs before; then, of its occurrences that agree so far, the most frequent next token.
+
+    earlier  whole responses, each of which is copied from as the text itself is
+    """
+    texts = [*earlier, text]
+    for size in range(len(text), 0, -1):
+        after = [
+            (number, end)
+            for number, other in enumerate(texts)
+            for end in range(size, len(other) + (number < len(earlier)))
+            if other[end - size : end] == text[len(text) - size :]
+        ]
         if after:
             break
     else:
         return [], 0, []
     copied, shares = [], []
-    while len(copied) < most and (going := [i for i in after if i < len(text)]):
-        following = [text[i] for i in going]
+    while len(copied) < most and (going := [(n, i) for n, i in after if i < len(texts[n])]):
+        following = [texts[n][i] for n, i in going]
         best = max(
-            set(following), key=lambda token: (following.count(token), max(i for i in going if text[i] == token))
+            set(following),
+            key=lambda token: (following.count(token), max(at for at in going if texts[at[0]][at[1]] == token)),
         )
         copied.append(best)
         shares.append((len(going), following.count(best) / len(going)))
-        after = [i + 1 for i in going if text[i] == best]
+        after = [(n, i + 1) for n, i in going if texts[n][i] == best]
         if best in ends:
             break
     return copied, size, shares
@@ -83,6 +94,21 @@ def test_suffixes_are_the_slow_ones_on_every_short_text():
                 assert list(zip(copy.occurrences, copy.agreement, strict=True)) == shares
 
 
+def test_with_earlier_responses_a_match_is_no_longer_than_the_text(tmp_path):
+    """All short texts after responses with the same beginnings and ends: what stands before the text is no part of it."""
+    path, earlier = tmp_path / "responses.jsonl", [[0, 1, 0], [1, 0, 1, 1], [0], [0, 1, 2, 0], [1, 0]]
+    path.write_text("".join(json.dumps({"token_ids": tokens}) + "\n" for tokens in earlier))
+    proposer, lengths = SuffixProposer(responses=str(path)), set()
+    for length in range(1, 6):
+        for text in product(range(3), repeat=length):
+            copied, size, shares = slow_suffix(list(text), 4, (END,), earlier)
+            copy = proposer.lookup(list(text), 4, (END,))
+            assert (copy.tokens, copy.length) == (copied, size)
+            assert list(zip(copy.occurrences, copy.agreement, strict=True)) == shares
+            lengths.add((len(text), size))
+    assert {(1, 1), (2, 2), (3, 3)} <= lengths
+
+
 def test_earlier_responses_are_copied_from_and_never_across_their_ends(tmp_path):
     path = tmp_path / "responses.jsonl"
     path.write_text('{"token_ids": [5, 6, 7]}\n{"token_ids": [8, 5, 6]}\n{"other": 1}\n')
@@ -92,6 +118,34 @@ def test_earlier_responses_are_copied_from_and_never_across_their_ends(tmp_path)
     path.write_text("[]\n")
     with pytest.raises(InputError, match="JSON lines with token_ids"):
         SuffixProposer(responses=str(path)).lookup([1], 9, ())
+
+
+@pytest.mark.parametrize("method, key", [("lookup_rate", "proposer"), ("best_source", "proposer.copies")])
+def test_ids_that_are_no_tokens_of_the_pair_are_one_line_before_anything_is_decoded(method, key, tmp_path):
+    pair = ModelPair.toy()
+    size = pair.vocab_size
+    bad = [
+        "[5, -100]",
+        "[-1]",
+        f"[5, {size}]",
+        f"[{2**63}]",
+        "[1e300]",
+        "[1.5]",
+        "[true]",
+        '["5"]',
+        "[[5]]",
+        "null",
+        "7",
+    ]
+    for number, ids in enumerate(bad):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text('{"token_ids": [5, 6]}\n{"token_ids": ' + ids + "}\n")
+        built = config.method(method, [f"{key}.responses={path}"])
+        with pytest.raises(InputError, match=r"^proposer.responses: .*expected .*token ids.* got .*$") as error:
+            built.bind(pair)
+        assert str(path) in str(error.value) and (f", {size})" in str(error.value) or "line 2" in str(error.value))
+    path.write_text(f'{{"token_ids": [5, {size - 1}]}}\n')
+    config.method(method, [f"{key}.responses={path}", "max_drafted=7"]).bind(pair)
 
 
 def table_pair(sharpness=1.0):

@@ -250,10 +250,60 @@ def test_a_compiled_draft_keeps_its_head(toy):
         assistant(Adapted(copy.deepcopy(toy.draft)), "specdec_pp", head=str(TOY / "head"))
 
 
-@pytest.mark.parametrize("change", [pytest.param(compiled, marks=pytest.mark.slow), Adapted, eight_bits])
+@pytest.mark.parametrize("change", [pytest.param(compiled, marks=pytest.mark.slow), Adapted])
 def test_changed_models_are_decoded_as_they_are(toy, change):
     target, draft = change(copy.deepcopy(toy.target)), change(copy.deepcopy(toy.draft))
     assert decoded(target) == decoded(target, draft) == greedy(target)
+
+
+class RowScaled(torch.nn.Linear):
+    """Activations rounded to eight bits; `whole`: by one scale for the whole tensor, else by one per row."""
+
+    whole = False
+
+    def forward(self, x):
+        scale = (x.abs().max() if self.whole else x.abs().amax(-1, keepdim=True)) / 127
+        return super().forward((x / scale).round() * scale)
+
+
+class TensorScaled(RowScaled):
+    whole = True
+
+
+class Outliers(torch.nn.Linear):
+    """As bitsandbytes' layers: the threshold above which a column of the batch is computed apart."""
+
+    state = SimpleNamespace(threshold=6.0)
+
+
+def with_layers(kind):
+    def changed(model):
+        model.model.layers[0].mlp.up_proj.__class__ = kind
+        return model
+
+    return changed
+
+
+def half_weights(model):
+    return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("change", [eight_bits, with_layers(TensorScaled), with_layers(Outliers)])
+def test_a_target_whose_rows_depend_on_each_other_is_refused(toy, change):
+    """Its logits after a text change with the tokens that are read beside it. A draft may do so."""
+    target = change(copy.deepcopy(toy.target))
+    with pytest.raises(
+        InputError, match=r"^the target \(LlamaForCausalLM\) cannot be decoded: its layer model\.[^\n]*$"
+    ):
+        decoded(target)
+    draft = change(copy.deepcopy(toy.draft))
+    assert decoded(toy.target, draft) == greedy(toy.target)
+
+
+@pytest.mark.parametrize("change", [half_weights, with_layers(RowScaled)])
+def test_a_target_with_quantised_weights_or_scales_per_row_is_decoded(toy, change):
+    target = change(copy.deepcopy(toy.target))
+    assert decoded(target) == decoded(target, toy.draft) == greedy(target)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -1,14 +1,15 @@
 """What a forward pass costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
 
-A table over a grid of points, linear between them and continued by its last slope beyond them: measured on this machine
-(`analysis.timing`), modelled from a device's peak figures (`analysis.loads.costs`), or a CSV of one's own.
+A table over a grid of points: measured on this machine (`analysis.timing`), modelled from a device's peak figures
+(`analysis.loads.costs`), or a CSV of one's own. It is linear between its points, continued by its last slope beyond them
+(flat where that falls), and flat before its first point: `LoadCost.lacks` and `beyond` say where it is asked for more.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,13 +19,15 @@ from numpy.typing import NDArray
 
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import checked
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 from toolkit.files.atomic import write_text
 from toolkit.files.text import first_line, lines_of
 
 Array = NDArray[np.float64]
 COLUMNS = ("model", "batch", "width", "context", "seconds")
 MODELS = ("draft", "target")
+RATIO = "ratio"  # source of a table that no batch changes
+FALLS = 0.01  # of a time, from one width to the next, beyond which a line says so
 Size = Annotated[float, AtLeast(0)]
 
 
@@ -46,21 +49,24 @@ class CostGrid:
                 continue
             right = min(max(int(np.searchsorted(points, at)), 1), len(points) - 1)
             low, high = points[right - 1], points[right]
-            values = values[right - 1] + max((at - low) / (high - low), 0.0) * (values[right] - values[right - 1])
-        return max(float(values), 0.0)
+            step = values[right] - values[right - 1]
+            beyond = max((at - high) / (high - low), 0.0)
+            values = (
+                values[right - 1] + min(max((at - low) / (high - low), 0.0), 1.0) * step + beyond * step.clip(min=0)
+            )
+        return float(values)
 
-
-@dataclass(frozen=True)
-class RuleSeconds:
-    """Seconds that a stopping policy takes itself, at batch sizes [b]: per round that drafts, per draft forward pass."""
-
-    batch: tuple[float, ...]
-    round: tuple[float, ...]
-    step: tuple[float, ...]
-
-    def __call__(self, batch: float, calls: float) -> float:
-        """Seconds of a round of `batch` rows with `calls` draft forward passes."""
-        return float(np.interp(batch, self.batch, self.round) + calls * np.interp(batch, self.batch, self.step))
+    @property
+    def fall(self) -> str | None:
+        """Where the seconds fall most from one width to the next, in words; None: nowhere by more than FALLS."""
+        if len(self.width) == 1 or not (ratios := self.seconds[:, 1:] / self.seconds[:, :-1]).min() < 1 - FALLS:
+            return None
+        b, w, x = (int(i) for i in np.unravel_index(ratios.argmin(), ratios.shape))
+        before, after = self.seconds[b, w : w + 2, x]
+        return (
+            f"fall from {before:.3g} s at width {self.width[w]:g} to {after:.3g} s at width {self.width[w + 1]:g} (batch "
+            f"size {self.batch[b]:g})"
+        )
 
 
 @dataclass(frozen=True)
@@ -69,14 +75,12 @@ class LoadCost:
 
     source  "measured", "modelled", "ratio" or the file it was read from
     about   machine, models, spread
-    rules   what stopping policies take themselves, by method and head; those that are not named count as free
     """
 
     draft: CostGrid
     target: CostGrid
     source: str
     about: Mapping[str, Any] = field(default_factory=dict)
-    rules: Mapping[str, RuleSeconds] = field(default_factory=dict)
 
     @checked
     def round(self, batch: Size, num_drafted: Size, context: Size = 0) -> float:
@@ -88,14 +92,47 @@ class LoadCost:
         """The middle of the contexts that the target was timed at, in tokens."""
         return float(np.median(self.target.context))
 
+    def lacks(self, batches: Sequence[float], widest: float = 1) -> str | None:
+        """Which time the table is asked for and cannot tell, in words; None: it tells all. It would read another one as flat.
+
+        batches  rows of the rounds;  widest  tokens per row of a target forward pass, drafted ones included
+        Below the first point of an axis, and beyond a single one, nothing is known. A ratio is flat by its definition.
+        """
+        for name, grid in ((name, getattr(self, name)) for name in MODELS if self.source != RATIO):
+            widths = (1.0, widest) if name == "target" else (1.0,)
+            for axis, points, wanted in (("batch size", grid.batch, batches), ("width", grid.width, widths)):
+                for at in wanted:
+                    if at < points[0] or (len(points) == 1 and at != points[0]):
+                        there = " and ".join(f"{point:g}" for point in points)
+                        return f"expected times of the {name} at {axis} {at:g}, too, got those at {axis} {there} alone"
+        return None
+
+    def warn(self, costs: str | None, batches: Sequence[float], widest: float = 1) -> None:
+        """Warn of what the table of a policy's `costs` lacks (None: it was not named)."""
+        if costs is not None and (lacking := self.lacks(batches, widest)):
+            warn(f"policy.costs={costs}: {lacking}; until then these count as equal")
+
+    def beyond(self, batch: float, widest: float = 1) -> str | None:
+        """Which of these is beyond the table, where the last slope continues, in words; None: neither. As in `lacks`."""
+        if self.source == RATIO:
+            return None
+        ends = (min(self.draft.batch[-1], self.target.batch[-1]), self.target.width[-1])
+        parts = zip(("batch size", "width"), (batch, widest), ends, strict=True)
+        over = [f"{axis} {at:g} is beyond the cost table, which ends at {end:g}" for axis, at, end in parts if at > end]
+        return "; ".join(over) or None
+
+    @property
+    def fall(self) -> str | None:
+        """Where times fall with the width, in words; None: nowhere by more than FALLS."""
+        falls = [f"the {name}'s times {fall}" for name in MODELS if (fall := getattr(self, name).fall)]
+        return f"{' and '.join(falls)}: noise of a busy machine, if not of this width" if falls else None
+
     def save(self, path: Path | str) -> Path:
         """Write the table as JSON, whole or not at all."""
         content: dict[str, Any] = {"source": self.source, "about": dict(self.about)}
         for name in MODELS:
             grid = asdict(getattr(self, name))
             content[name] = grid | {"seconds": grid["seconds"].tolist()}
-        if self.rules:
-            content["rules"] = {name: asdict(rule) for name, rule in self.rules.items()}
         return write_text(path, json.dumps(content, indent=1) + "\n")
 
     @classmethod
@@ -104,7 +141,7 @@ class LoadCost:
         """The cost c of a draft forward pass, in target forward passes of one token per row; each further one adds `column`."""
         draft = CostGrid((1.0,), (1.0,), (0.0,), np.full((1, 1, 1), float(c)))
         target = CostGrid((1.0,), (1.0, 2.0), (0.0,), np.array([[[1.0], [1.0 + column]]]))
-        return cls(draft, target, "ratio", {"c": c, "column": column})
+        return cls(draft, target, RATIO, {"c": c, "column": column})
 
     @classmethod
     @checked
@@ -121,6 +158,15 @@ class LoadCost:
         except ValueError as error:  # a name with a zero byte, or no UTF-8
             raise InputError(f"expected a cost table as UTF-8 text at {path}: {first_line(error)}") from None
         return _from_csv(path, text) if path.suffix == ".csv" else _from_json(path, text)
+
+
+def table_of(costs: str | None, c: float, column: float, batches: Sequence[float], widest: float) -> LoadCost:
+    """The table of a policy's `costs`, of its ratios if that is None. Warns of what rounds of these sizes ask beyond it."""
+    if costs is None:
+        return LoadCost.ratio(c, column)
+    table = LoadCost.load(costs)
+    table.warn(costs, batches, widest)
+    return table
 
 
 def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> CostGrid:
@@ -172,19 +218,9 @@ def _from_json(path: Path, text: str) -> LoadCost:
             index = list(np.ndindex(*seconds.shape))
             points = {(axes[0][b], axes[1][w], axes[2][x]): float(seconds[b, w, x]) for b, w, x in index}
             grids.append(grid_of(points, f"{path}, {name}"))
-        rules = {str(name): _rule(part) for name, part in content.get("rules", {}).items()}
-        return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}), rules)
+        return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{path} is not a cost table ({reason}); write it with analysis.timing") from None
-
-
-def _rule(part: Any) -> RuleSeconds:
-    """A policy's seconds from its lists. Raises ValueError for lists that do not fit together and for times below 0."""
-    batch, per_round, step = (tuple(float(value) for value in part[name]) for name in ("batch", "round", "step"))
-    fits = len(batch) == len(per_round) == len(step) > 0 and list(batch) == sorted(set(batch))
-    if not fits or not np.isfinite([*per_round, *step]).all() or min(*per_round, *step) < 0:
-        raise ValueError("rules: expected ascending batch sizes with times of at least 0 for each")
-    return RuleSeconds(batch, per_round, step)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from toolkit.config.notes import AtLeast, Called
-from toolkit.config.values import checked
+from toolkit.config.values import checked, shown
 from toolkit.decoding.batch import Job, Row
 from toolkit.decoding.beams import BeamBatch
 from toolkit.decoding.method import Method
@@ -112,7 +112,8 @@ def prompt_ids(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling)
     if not ids:
         raise InputError(f"prompt {row_id} is empty: expected at least one token")
     if min(ids) < 0 or max(ids) >= pair.vocab_size:
-        raise InputError(f"prompt {row_id}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}")
+        got = f"{shown(min(ids))}..{shown(max(ids))}"
+        raise InputError(f"prompt {row_id}: expected token ids in [0, {pair.vocab_size}), got {got}")
     if sampling.room(len(ids)) < 1:
         raise InputError(
             f"prompt {row_id}: {len(ids)} tokens leave no room below max_length={sampling.max_length}; shorten the prompt, "

@@ -89,6 +89,7 @@ class Method:
         method = replace(self, policy=bounded)
         if method.drafts and self.proposer.needs_draft_model:
             pair.check_has_draft(f"method {self.name}")
+        self.proposer.check(pair.vocab_size)
         if self.policy.reads_states and method.num_drafts(len(pair.drafts)) > 1:
             raise InputError(
                 f"method {self.name}: {type(self.policy).__name__} reads the states of one draft model, and "

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from toolkit.engine.facts import forwards_lock, max_positions, unwrapped
 from toolkit.engine.hf import HFSession
+from toolkit.engine.row_coupling import coupled_layer
 from toolkit.engine.shrinking import WINDOW, UnknownSizes, build, tiny_config
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, file_hash, read_json, write_json
@@ -58,7 +59,7 @@ def check_architecture(model: Any, role: str = "model") -> None:
 
     role  what the message calls the model: target, draft, ...
     """
-    verdict, model = hopeless(model), unwrapped(model)
+    verdict, model = hopeless(model) or (coupled_layer(model) if role == "target" else None), unwrapped(model)
     hint = "" if verdict else "; self_check=off decodes it unchecked (on the command line: pair.self_check=off)"
     with torch.device("cpu"):  # whatever this process makes tensors on
         verdict = verdict or _verdict(model)

@@ -285,7 +285,8 @@ def _token_ids(prompt: Any) -> list[int]:
     if type(prompt) is list and set(map(type, prompt)) <= {int}:
         return list(prompt)
     try:
-        wrong = next((token for token in prompt if isinstance(token, bool)), None)
+        truths = (token for token in prompt if isinstance(token, bool) or getattr(token, "dtype", None) is torch.bool)
+        wrong = next(truths, None)
         if wrong is None and not isinstance(prompt, bytes | set | dict):
             return [operator.index(token) for token in prompt]
     except TypeError:
@@ -421,7 +422,9 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
         raise InputError(f"quantization={quantization} needs bitsandbytes: {extra}") from None
     from transformers import BitsAndBytesConfig
 
-    bits = BitsAndBytesConfig(load_in_8bit=quantization == "8bit", load_in_4bit=quantization == "4bit")
+    # With a threshold above 0, columns that are large in one row of a batch are computed otherwise in all of them.
+    options = {"load_in_8bit": True, "llm_int8_threshold": 0.0} if quantization == "8bit" else {"load_in_4bit": True}
+    bits = BitsAndBytesConfig(**options)
     return {"device_map": "auto", **options, "quantization_config": bits}
 
 

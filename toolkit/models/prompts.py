@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolkit.config.values import check_ranges, checked
+from toolkit.config.values import check_ranges, checked, shown
 from toolkit.errors import InputError
 
+NO_VOCABULARY = 2**31  # above the tokens of any
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
 
@@ -121,6 +122,21 @@ def numbered_lines(path: Path, what: str = "a prompts file") -> Iterator[tuple[i
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line
+
+
+def check_token_ids(ids: Any, size: int = NO_VOCABULARY, where: str = "") -> None:
+    """Raises InputError unless `ids` is a list of whole numbers in [0, size).
+
+    size   of the vocabulary, if it is known
+    where  the message begins with it
+    """
+    if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+        wrong = next(token for token in ids if type(token) is not int) if isinstance(ids, list) else ids
+        raise InputError(f"{where}expected a list of token ids, whole numbers, got {shown(wrong)}")
+    if ids and not 0 <= min(ids) <= max(ids) < size:
+        wrong = shown(min(ids) if min(ids) < 0 else max(ids))
+        expected = "" if size == NO_VOCABULARY else f" in [0, {size}), those of this pair's tokenizer"
+        raise InputError(f"{where}expected token ids{expected}, got {wrong}")
 
 
 def _parse(line: str) -> Prompt:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import LoadCost
+from toolkit.costs.load import LoadCost, table_of
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.types import Drafted, Judged, Step
@@ -74,7 +74,7 @@ class BatchRate(StoppingPolicy):
         return replace(self, deepest=max_drafted)
 
     def bind(self, pair: object) -> BatchRate:
-        table = LoadCost.ratio(self.cost_ratio, self.column_cost) if self.costs is None else LoadCost.load(self.costs)
+        table = table_of(self.costs, self.cost_ratio, self.column_cost, (), self.deepest + 1)
         return replace(self, estimator=self.estimator.bind(pair), table=table)
 
     def init(self, num_rows: int, device: torch.device) -> State:
@@ -117,6 +117,7 @@ class BatchRate(StoppingPolicy):
         """
         assert self.table is not None, "bind the policy to a pair first"
         if batch not in self._planned:
+            self.table.warn(self.costs, [batch])
             seconds = [self.table.round(batch, depth, self.table.middle) for depth in range(self.deepest + 1)]
             cost = [of_depth / seconds[0] for of_depth in seconds]
             tokens = [sum(self.acceptance**j for j in range(depth + 1)) for depth in range(self.deepest + 1)]

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import LoadCost
+from toolkit.costs.load import table_of
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import CopyEstimator, DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.stopping.lookup_rate import LookupRate
@@ -79,7 +79,7 @@ class BestSource(StoppingPolicy):
         return replace(self, deepest=max_drafted)
 
     def bind(self, pair: object) -> BestSource:
-        table = LoadCost.ratio(self.cost_ratio, self.column_cost) if self.costs is None else LoadCost.load(self.costs)
+        table = table_of(self.costs, self.cost_ratio, self.column_cost, [self.batch_size], self.deepest + 1)
         plain = table.target(self.batch_size, 1, table.middle)
         reading = [table.draft(self.batch_size, width + 1, table.middle) / plain for width in range(FURTHEST + 1)]
         lookup = LookupRate(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import LoadCost
+from toolkit.costs.load import table_of
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy
 from toolkit.types import Drafted, Judged, Step
@@ -59,7 +59,7 @@ class LookupRate(StoppingPolicy):
         return replace(self, deepest=max_drafted)
 
     def bind(self, pair: object) -> LookupRate:
-        table = LoadCost.ratio(0.0, self.column_cost) if self.costs is None else LoadCost.load(self.costs)
+        table = table_of(self.costs, 0.0, self.column_cost, [self.batch_size], self.deepest + 1)
         seconds = [table.target(self.batch_size, width, table.middle) for width in range(1, self.deepest + 2)]
         extra = [(wider - narrower) / seconds[0] for narrower, wider in pairwise(seconds)]
         return replace(self, estimator=self.estimator.bind(pair), extra=tuple(extra))

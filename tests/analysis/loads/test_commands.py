@@ -136,11 +136,15 @@ def test_serving_by_load(tmp_path, capsys):
 
 
 def test_too_few_prompts_and_other_mistakes(tmp_path):
-    many = f"prompts.path={prompts_file(tmp_path)}"
+    many, flat = f"prompts.path={prompts_file(tmp_path)}", tmp_path / "flat.csv"
+    flat.write_text("model,batch,width,context,seconds\ndraft,1,1,0,.1\ntarget,1,1,0,1\ntarget,1,5,0,1.1\n")
     for command, words, message in (
         (advise, ["hardware=h100", "heads=[null,null]"], "a head .* for each of 1 drafts"),
         (advise, ["hardware=h1000"], "hardware: expected one of h100, h200, .*, got .h1000."),
         (serving, ["users=[]"], "neither"),
+        (advise, ["hardware=h100", "batch_sizes=[]"], r"batch_sizes: expected .*, got \[\]"),
+        (advise, [f"costs={flat}", "batch_sizes=[1,64]"], "expected times of the draft at batch size 64, too"),
+        (serving, [f"costs={flat}", "slots=4"], "expected times of the draft at batch size 4, too"),
     ):
         with pytest.raises(InputError, match=f"^.*{message}.*$"):
             command.run(composed(command.__name__.rpartition(".")[2], tmp_path, many, *words))
@@ -174,6 +178,8 @@ def test_the_sentence_says_do_not_draft_where_it_does_not_pay():
         "batch 1: d, rate: 2.00 [1.90, 2.10] times autoregressive decoding; "
         "the best fixed length (d, fixed K=4): 1.50 [1.40, 1.60]"
     ]
+    (said,) = sentences(table_of(autoregressive=1.0, speculative_K4=1.5), {1: "batch size 1 is beyond the cost table"})
+    assert said.endswith("times autoregressive decoding (batch size 1 is beyond the cost table)")
     (said,) = sentences(table_of(autoregressive=1.0, speculative_K4=0.8))
     assert said.startswith("batch 1: do not draft; the best that drafts (d, fixed K=4) makes 0.80")
     (said,) = sentences(table_of(autoregressive=1.0, speculative_K4=0.8, batch_rate=0.99))

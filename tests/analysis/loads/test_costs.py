@@ -66,6 +66,26 @@ def test_files_are_one_for_all_drafts_or_one_for_each(tmp_path):
         costs_of(SimpleNamespace(costs=names[0], hardware="h100"), pairs, [], SAMPLING, (1,), tmp_path)
 
 
+def test_a_file_that_would_be_read_as_flat_is_refused(tmp_path):
+    """Of one batch size, or one width: a wider round would cost nothing more."""
+    head, pairs = "model,batch,width,context,seconds\ndraft,1,1,0,.001\ntarget,1,1,0,.01\n", [ModelPair.toy()]
+    path = tmp_path / "costs.csv"
+    cfg = SimpleNamespace(costs=str(path), hardware=None)
+    for lines, sizes, message in (
+        (
+            "target,1,6,0,.011\n",
+            (1, 64),
+            "draft at batch size 64, .*; python -m analysis.timing batch_sizes=.1,64. writes",
+        ),
+        ("", (1,), "target at width 2, too, got those at width 1 alone"),
+    ):
+        path.write_text(head + lines)
+        with pytest.raises(InputError, match=rf"^costs={path}: expected times of the {message}.*$"):
+            costs_of(cfg, pairs, [], SAMPLING, sizes, tmp_path)
+    path.write_text(head + "target,1,6,0,.011\n")
+    assert costs_of(cfg, pairs, [], SAMPLING, (1,), tmp_path)[0].target(1, 6) == 0.011
+
+
 def test_costs_that_cannot_be_had_are_refused(table_pair):
     with pytest.raises(InputError, match=r"no room for 4000 timed rounds in \d+ tokens: expected fewer \(rounds=N\)"):
         measured_costs(ModelPair.toy(), [[5] * 9], SAMPLING, [1], [1], 4000)

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -331,6 +332,13 @@ def test_bad_input_is_one_line(run, tmp_path, tiny_pair, tiny_responses):
         with pytest.raises(InputError, match=said.replace("[", r"\[")) as error:
             run(f"bad-{number}", *overrides)
         assert "\n" not in str(error.value)
+
+
+def test_tokens_that_no_model_has_are_refused_before_the_training():
+    """An endpoint's responses name no target, so that their tokens alone tell."""
+    rows = [{"id": "a", "prompt_ids": [1, 2], "token_ids": [3]}, {"id": "b", "prompt_ids": [1], "token_ids": [5, 97]}]
+    with pytest.raises(InputError, match=r"response b: expected token ids in \[0, 97\), .* got 97"):
+        distill.readable([llama_pair().target], SimpleNamespace(rows=rows))
 
 
 def test_a_checkpoint_of_another_draft_is_refused(run):

@@ -84,6 +84,9 @@ class Proposer(ABC):
         """How many of a pair's draft models take part."""
         return available if self.uses_all_drafts else min(available, 1)
 
+    def check(self, vocab_size: int) -> None:
+        """Raises InputError if it would draft tokens that the target has not."""
+
     @abstractmethod
     def max_nodes(self, limit: int) -> int:
         """The most nodes of a round whose policy asks for at most `limit` tokens (or levels, or layers)."""

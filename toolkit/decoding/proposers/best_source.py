@@ -36,6 +36,9 @@ class BestSourceProposer(ChainProposer):
     keeps_earlier: ClassVar[bool] = False
     copies: CopyProposer = field(default_factory=SuffixProposer)
 
+    def check(self, vocab_size: int) -> None:
+        self.copies.check(vocab_size)
+
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         numbers, rows, before = Numbers(policy, context.limits), context.limits > 0, state
         copied, num_copied, state = self.copies.copied(

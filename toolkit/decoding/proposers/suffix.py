@@ -24,7 +24,8 @@ from toolkit.config.notes import AtLeast, File
 from toolkit.config.values import check_ranges
 from toolkit.decoding.proposers.copying import NOTHING, Copy, CopyProposer, until_end
 from toolkit.errors import InputError
-from toolkit.files.text import lines_of
+from toolkit.files.text import first_line
+from toolkit.models.prompts import check_token_ids, numbered_lines
 
 BETWEEN = -1  # a token that no text holds, between responses
 Tokens = NDArray[np.int64]
@@ -57,9 +58,16 @@ class SuffixProposer(CopyProposer):
             return np.zeros(0, np.int64)
         return read_responses(Path(self.responses))
 
+    def check(self, vocab_size: int) -> None:
+        if len(self.earlier) and (largest := int(self.earlier.max())) >= vocab_size:
+            raise InputError(
+                f"proposer.responses: expected token ids in [0, {vocab_size}), those of this pair's tokenizer, got {largest} "
+                f"in {self.responses}"
+            )
+
     def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
         tokens = np.concatenate([self.earlier, np.asarray(text, np.int64)])
-        after, length = _longest_match(tokens, self.max_match)
+        after, length = _longest_match(tokens, min(self.max_match, len(text)))
         if length < self.min_match:
             return NOTHING
         copied: list[int] = []
@@ -81,10 +89,13 @@ class SuffixProposer(CopyProposer):
 
 
 def _longest_match(tokens: Tokens, most: int) -> tuple[Tokens, int]:
-    """Positions after the longest suffix's earlier occurrences, ascending, and its length (0: there are none)."""
+    """Positions after the longest suffix's earlier occurrences, ascending, and its length (0: there are none).
+
+    most  tokens of the suffix, no more than the text itself has: before it are the ends of earlier responses
+    """
     last = len(tokens) - 1
     after, length = np.arange(1, last + 1), 0  # where an occurrence may have ended
-    while length < most and last - length >= 0:
+    while length < most:
         longer = after[after > length]
         longer = longer[tokens[longer - 1 - length] == tokens[last - length]]
         if not len(longer):
@@ -97,12 +108,17 @@ def read_responses(path: Path) -> Tokens:
     """Token ids of all rows of a JSON-lines file, or of those in a folder, BETWEEN after each. Raises InputError for others."""
     import json
 
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    try:
-        rows = [json.loads(line) for file in files for line in lines_of(file.read_text("utf-8")) if line.strip()]
-        texts = [[*map(int, row["token_ids"]), BETWEEN] for row in rows if "token_ids" in row]
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"proposer.responses: expected JSON lines with token_ids in {path}, got {error}") from None
+    texts: list[Tokens] = []
+    for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
+        for number, line in numbered_lines(file, "responses (JSON lines with token_ids)"):
+            where = f"proposer.responses: {file}, line {number}: "
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}expected a JSON object, got {first_line(error)}") from None
+            if isinstance(row, dict) and "token_ids" in row:
+                check_token_ids(row["token_ids"], where=where)
+                texts.append(np.asarray([*row["token_ids"], BETWEEN], np.int64))
     if not texts:
         raise InputError(f"proposer.responses: expected JSON lines with token_ids in {path}, found none")
-    return np.concatenate([np.asarray(text, np.int64) for text in texts])
+    return np.concatenate(texts)
