@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 INTERRUPTED = 128 + 2  # the exit code that shells give a process that SIGINT has ended
+NOT_NUMBERS = "the models' distributions hold values that are not numbers"
 LONGEST = 80  # characters of a name that messages quote
 
 

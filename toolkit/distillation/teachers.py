@@ -106,8 +106,14 @@ def _columns(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
 def log_probs_of(
     target: Any, temperature: float, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None
 ) -> Tensor:
-    """log p [n, V] of texts' produced tokens, by a forward pass of the target."""
-    return (produced_logits(target, texts, positions).float() / temperature).log_softmax(-1)
+    """log p [n, V] of texts' produced tokens, by a forward pass of the target. Raises InputError if it gives no numbers."""
+    log_probs = (produced_logits(target, texts, positions).float() / temperature).log_softmax(-1)
+    if bool(log_probs[:, 0].isnan().any()):  # one logit that is not a number leaves none in its whole row
+        raise InputError(
+            "the target's distributions hold values that are not numbers: expected a checkpoint that is whole, in a number "
+            "format that holds its states (pair.dtype=float32 or bfloat16)"
+        )
+    return log_probs
 
 
 class OnlineTeacher:
