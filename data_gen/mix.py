@@ -29,14 +29,14 @@ from tqdm.auto import tqdm
 
 from data_gen.texts import TargetResponses, fingerprints, num_tokens, read_responses, sampling_facts, within_context
 from toolkit.config import commands, instantiate, plain
-from toolkit.errors import InputError
+from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.files import journal
 from toolkit.files.atomic import read_json, write_atomic, write_folder, write_json
 from toolkit.files.text import first_line
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import distributions_along, picked
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import Stage, command, open_stage
+from toolkit.runs.stage import Stage, check_some_done, command, open_stage
 from toolkit.sampling import Sampling, draw, row_generator
 
 SUMMARY, PARTS = "summary.json", "parts"
@@ -74,10 +74,14 @@ class MixedExample:
 def mix_batch(
     pair: ModelPair, rows: Sequence[Mapping[str, Any]], sampling: Sampling, mixing_ratio: float, seed: int
 ) -> list[MixedExample]:
-    """Mix rows {"row", "prompt_ids", "token_ids"} in two forwards; row r draws from a generator seeded with (seed, r)."""
+    """Mix rows {"row", "prompt_ids", "token_ids"} in two forwards; row r draws from a generator seeded with (seed, r).
+
+    Rows for which a model gives what is not a number are left out.
+    """
     texts = [(row["prompt_ids"], row["token_ids"]) for row in rows]
-    distributions = distributions_along(pair, texts, sampling)
-    return [_mixed(row, p, q, mixing_ratio, seed) for row, (p, q) in zip(rows, distributions, strict=True)]
+    distributions = distributions_along(pair, texts, sampling, check=False)
+    mixed = [_mixed(row, p, q, mixing_ratio, seed) for row, (p, q) in zip(rows, distributions, strict=True)]
+    return [example for example in mixed if not bool(example.labels.isnan().any())]
 
 
 def _mixed(row: Mapping[str, Any], p: Tensor, q: Tensor, mixing_ratio: float, seed: int) -> MixedExample:
@@ -165,13 +169,24 @@ def _join(
     stage: Stage, pair: Any, responses: TargetResponses, cfg: commands.Mix, paths: Sequence[Path], facts: dict[str, Any]
 ) -> None:
     table = pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
-    prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
+    done = table["row"].to_pylist()
+    reasons = [
+        f"response {number}: {NOT_NUMBERS}" for number in sorted({row["row"] for row in responses.rows} - set(done))
+    ]
+    first = next(iter(reasons), None)
+    check_some_done(len(reasons), len(responses.rows), first, stage.folder)
+    facts |= {"num_failed": len(reasons), "first_error": first}
+    prompt_of = {row["row"]: tuple(row["prompt_ids"]) for row in responses.rows}
+    prompts = [prompt_of[number] for number in done]
     if cfg.validation is None:
         data = split(table, prompts, cfg.validation_fraction, cfg.seed)
     else:
-        count = len(read_responses(plain(cfg.responses)).rows)
-        parts = {"train": range(count), "validation": range(count, len(table))}
-        data = datasets.DatasetDict({name: datasets.Dataset(table.take(list(part))) for name, part in parts.items()})
+        own = {row["row"] for row in read_responses(plain(cfg.responses)).rows}  # numbered first
+        parts = {
+            "train": [i for i, number in enumerate(done) if number in own],
+            "validation": [i for i, number in enumerate(done) if number not in own],
+        }
+        data = datasets.DatasetDict({name: datasets.Dataset(table.take(part)) for name, part in parts.items()})
     summary = summarize(data)
     check_masks(summary)
     datasets.disable_progress_bars()
@@ -179,7 +194,7 @@ def _join(
     write_json(stage.folder / SUMMARY, {**summary, **facts})
     stage.remove(PARTS)
     stage.finish(**summary, **facts)
-    _print_summary(summary)
+    _print_summary({**summary, **facts})
     print(LEGEND)
     for row in data["train"].select(range(min(PREVIEW_ROWS, len(data["train"])))):
         print(f"  {as_text(pair.tokenizer, row)}")
@@ -225,9 +240,9 @@ def _mix_rows(
     for first in range(0, len(rows), cfg.batch_size):
         chosen = by_length[first : first + cfg.batch_size]
         batch = [rows[i] for i in chosen]
-        mixed |= zip(chosen, mix_batch(pair, batch, sampling, cfg.mixing_ratio, cfg.seed), strict=True)
+        mixed |= {example.row: example for example in mix_batch(pair, batch, sampling, cfg.mixing_ratio, cfg.seed)}
         bar.update(num_tokens(batch))
-    return [mixed[i] for i in range(len(rows))]
+    return [mixed[row["row"]] for row in rows if row["row"] in mixed]
 
 
 def _as_table(rows: Sequence[MixedExample]) -> pa.Table:
@@ -257,6 +272,8 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         f"mixed {examples['train']} examples to train and {examples['validation']} to validate on, {positions} positions"
     )
     print(f"  {drafted} hold a drafted token, {drafted / positions:.1%}: the loss sees those")
+    if summary.get("num_failed"):
+        print(f"  {summary['num_failed']} responses failed, first: {summary['first_error']}")
     print(f"  mean label {summary['mean_label']:.4f} there, {summary['mean_label_all']:.4f} everywhere")
 
 

@@ -22,7 +22,7 @@ from toolkit.acceptance.folder import Scorer
 from toolkit.acceptance.from_states import kept_logits, recorded_logits
 from toolkit.engine import Reading, Session
 from toolkit.engine.engine import engine_of
-from toolkit.errors import InputError
+from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import hidden_size, seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
@@ -35,6 +35,14 @@ LOGITS = 2**25  # of one model that are held at a time, unless one position of a
 # How far two computations of the same logits may be apart, as a share of the largest one, by the model's number format.
 ROUNDED = {torch.float64: 1e-9, torch.float32: 1e-4}
 ROUNDED_OTHERS = 1e-2
+
+
+class NotNumbersError(InputError):
+    """A model or a head gives what is not a number for some texts. sound: the trace of the others."""
+
+    def __init__(self, trace: Trace, broken: Tensor):
+        super().__init__(f"response {trace.rows[broken].tolist()[0]}: {NOT_NUMBERS}")
+        self.sound = trace.only(~broken)
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,37 @@ class Recorder:
                 "traces know one limit for all texts: expected sampling.max_length=null (source=live decodes)"
             )
 
-    @torch.inference_mode()
     def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
-        """The trace of texts (prompt ids, produced ids); `rows` seed the draws. Raises InputError for another's texts."""
+        """The trace of texts (prompt ids, produced ids); `rows` seed the draws. Raises InputError for another's texts, and
+        for those of which a model or a head gives what is not a number.
+        """
+        return self.checked(self.recorded(texts, rows))
+
+    def checked(self, trace: Trace) -> Trace:
+        """The trace itself. Raises NotNumbersError for texts that hold what is not a number."""
+        broken = self._broken(trace)
+        if bool(broken.any()):
+            raise NotNumbersError(trace, broken)
+        return trace
+
+    def _broken(self, trace: Trace) -> Tensor:
+        """Which texts [T] hold what is not a number."""
+        names = ("draft_prob", "token_prob", "entropy", "top_probs", *(("alpha",) if self.upper_bound else ()))
+        of_positions = [trace.chance, trace.target_entropy]
+        of_steps = [getattr(trace, name) for name in names] + (
+            [trace.hidden] if isinstance(trace.hidden, Tensor) else []
+        )
+        for logits in trace.estimates.values():
+            (of_positions if logits.dim() > 2 else of_steps).append(logits)
+        texts = torch.zeros(trace.num_texts, dtype=torch.bool)
+        for values in (*of_positions, *of_steps):
+            wrong = ~values.isfinite().flatten(1).all(1) if values.dim() > 1 else ~values.isfinite()
+            texts[trace.step_texts[: len(wrong)][wrong]] = True
+        return texts
+
+    @torch.inference_mode()
+    def recorded(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
+        """The trace of texts as `record` makes it, whether or not it holds numbers."""
         batch = [
             RecordedText(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)
         ]
@@ -102,12 +138,21 @@ class Recorder:
         rows: Sequence[int],
         batch_size: int = BATCH,
         on_batch: Callable[[int], object] | None = None,
+        sound: bool = False,
     ) -> Trace:
-        """`record` of any number of texts, `batch_size` at a time; `on_batch` hears how many tokens each one had."""
+        """`record` of any number of texts, `batch_size` at a time; `on_batch` hears how many tokens each one had.
+
+        sound  leave out texts that hold what is not a number, instead of an error
+        """
         parts = []
         for first in range(0, len(texts), batch_size):
             batch = texts[first : first + batch_size]
-            parts.append(self.record(batch, rows[first : first + batch_size]))
+            try:
+                parts.append(self.record(batch, rows[first : first + batch_size]))
+            except NotNumbersError as error:
+                if not sound:
+                    raise
+                parts.append(error.sound)
             if on_batch is not None:
                 on_batch(sum(len(produced) for _, produced in batch))
         return join(parts)
@@ -208,8 +253,6 @@ class Recorder:
         produced = text.produced[first : first + len(p)]
         emitted = torch.tensor(produced, device=p.device).unsqueeze(-1)
         chances = p.gather(-1, emitted).squeeze(-1)
-        if not bool((chances >= 0).all()):
-            raise InputError(f"response {text.row}: the target's distributions hold values that are not numbers")
         for where in (chances == 0).nonzero().squeeze(-1).tolist():
             if not self._at_the_edge(penalized(logits[where], self.sampling, _row(seen, where)), produced[where]):
                 raise InputError(
@@ -400,7 +443,7 @@ def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Te
     """Acceptance probability, min(1, q/p) of the text's tokens [n, 1]; whether accepted; the drafted tokens."""
     p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
     # Probability 0 comes from rounding (`check_possible`); the draft may still have the token.
-    chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)
+    chance = torch.where(p_emitted <= 0, q_emitted.sign(), q_emitted / p_emitted).clamp(max=1)
     accepted = uniforms[:, 0] < chance
     instead = draw(normalized((q - p).clamp(min=0), q), uniforms[:, 1])
     return chance, accepted, torch.where(accepted, emitted.squeeze(-1), instead)

@@ -42,8 +42,8 @@ class StartRecorder(Recorder):
     """A `Recorder` of drafts that read the target's states; its recordings are by start (`Trace.run`)."""
 
     @torch.inference_mode()
-    def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
-        """As `Recorder.record`, a text after another. Raises InputError for heads that read earlier positions, too."""
+    def recorded(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
+        """As `Recorder.recorded`, a text after another. Raises InputError for heads that read earlier positions, too."""
         for name, head in self.heads.items():
             if getattr(head, "num_earlier", 0):
                 raise InputError(

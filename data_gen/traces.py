@@ -27,10 +27,10 @@ from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts,
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.acceptance.from_states import recorded_logits
 from toolkit.config import commands, instantiate, plain
-from toolkit.errors import InputError
+from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import MANIFEST, Stage, command, finished_stage, open_stage, read_manifest
+from toolkit.runs.stage import MANIFEST, Stage, check_some_done, command, finished_stage, open_stage, read_manifest
 from toolkit.sampling import Sampling
 from toolkit.trace.folders import SUMMARY, file_name, read_file
 
@@ -108,22 +108,37 @@ def run(cfg: commands.Traces) -> Path:
     if all_there(stage, paths, cfg):
         with joining(stage) as last:
             if last:
-                contents = {"num_texts": len(rows), "replicates": cfg.replicates, "num_shards": len(shards)}
-                _finish(stage, paths, job, facts, {**contents, "states": states if cfg.hidden else None})
+                contents = {"replicates": cfg.replicates, "num_shards": len(shards)}
+                expected = [row["row"] for row in rows]
+                _finish(stage, paths, job, facts, expected, {**contents, "states": states if cfg.hidden else None})
     return stage.folder
 
 
-def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], contents: dict[str, Any]) -> None:
-    """Count what all files hold, and close the manifest. The files are read, and checked, one at a time."""
+def _finish(
+    stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], rows: Sequence[int], contents: dict[str, Any]
+) -> None:
+    """Count what all files hold, and close the manifest. The files are read, and checked, one at a time.
+
+    Rows that a file lacks have failed. Raises InputError if all of them have.
+    """
     totals = {"num_positions": 0, "num_steps": 0}
+    times = dict.fromkeys(rows, 0)
     for path in paths:
         trace = read_file(path, job)
         totals = {name: count + getattr(trace, name) for name, count in totals.items()}
+        for row in trace.rows.tolist():
+            times[row] += 1
+    failed = [row for row, count in times.items() if count < contents["replicates"]]
+    reasons = [f"response {row}: {NOT_NUMBERS}" for row in failed]
+    check_some_done(len(rows) * (not any(times.values())), len(rows), next(iter(reasons), None), stage.folder)
     size = sum(path.stat().st_size for path in paths)
-    texts, steps = f"{contents['num_texts']} texts x {contents['replicates']}", totals["num_steps"]
+    texts, steps = f"{len(rows)} texts x {contents['replicates']}", totals["num_steps"]
     print(f"traces: {texts}, {steps:,} steps, {size / 2**20:.1f} MiB")
+    if failed:
+        print(f"  {len(failed)} of the texts failed, first: {reasons[0]}")
     write_json(stage.folder / SUMMARY, {"job": job, **facts})
-    stage.finish(job=job, **contents, **totals, bytes=size, **facts)
+    outcome = {"num_texts": len(rows), "num_failed": len(failed), "first_error": next(iter(reasons), None)}
+    stage.finish(job=job, **outcome, **contents, **totals, bytes=size, **facts)
 
 
 def _record_missing(
@@ -140,7 +155,7 @@ def _record_missing(
                 bar.initial += num_tokens(rows)  # keeps tokens/s honest
                 bar.update(num_tokens(rows))
                 continue
-            trace = recorder.record_all(*_columns(rows), batch_size, bar.update)
+            trace = recorder.record_all(*_columns(rows), batch_size, bar.update, sound=True)
             if not announced:
                 size = trace.num_bytes * total / num_tokens(rows)
                 bar.write(f"traces: {len(paths)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
@@ -157,7 +172,7 @@ def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: tuple[Pat
         trace = read_file(folder / path.name, earlier_job)
         logits = {name: recorded_logits(trace, head, recorder.pair.device) for name, head in recorder.heads.items()}
         trace = replace(trace, estimates=logits, hidden=trace.hidden if recorder.hidden else None)
-        replace(trace, about={"job": job}).save(path)
+        replace(recorder.checked(trace), about={"job": job}).save(path)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:

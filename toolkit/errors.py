@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+NOT_NUMBERS = "the models' distributions hold values that are not numbers"
 LONGEST = 80  # characters of a name that messages quote
 
 

@@ -82,7 +82,7 @@ def acceptance_probs(
             tokens = torch.tensor(list(produced), device=target_probs.device)
             p, q = picked(target_probs, tokens), picked(draft_probs, tokens)
             # A token of target probability 0 comes from rounding or from elsewhere; the draft may still have it.
-            ratio = torch.where(p > 0, q / p, (q > 0).to(q.dtype))
+            ratio = torch.where(p <= 0, q.sign(), q / p)
             accept_probs[number] = ratio.clamp(max=1).double().cpu().numpy()
             on_text(len(produced))
     return accept_probs

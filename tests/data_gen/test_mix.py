@@ -73,6 +73,16 @@ def test_rows_match_a_token_by_token_reference(pair, rows, sampling):
             assert int(found.mixed[i]) == (drafted if found.drafted[i] else token)
 
 
+@pytest.mark.parametrize("part", ["target", "draft"])
+def test_rows_of_what_is_not_a_number_are_left_out(part):
+    generator = torch.Generator().manual_seed(0)
+    tables = {name: TabularModel.random(4, 1, generator) for name in ("target", "draft")}
+    rows = [{"row": 3, "prompt_ids": [1], "token_ids": [1, 3, 1]}, {"row": 5, "prompt_ids": [1], "token_ids": [1, 1]}]
+    tables[part].probs[3, 0] = torch.nan
+    for sampling in (Sampling(), Sampling(temperature=0.0), Sampling(top_k=2)):
+        assert [example.row for example in mix_batch(ModelPair(**tables), rows, sampling, 0.5, 0)] == [5]
+
+
 def test_a_row_does_not_depend_on_the_batch(pair, rows):
     together = mix_batch(pair, rows, SAMPLINGS[0], 0.15, 0)
     for row, found in zip(rows, together, strict=True):

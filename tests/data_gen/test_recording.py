@@ -304,11 +304,39 @@ def test_how_wide_an_edge_is():
         assert possible([0.6, 0.3, 0.1], 1, Sampling(top_p=0.6 - below * margin)) == expected
 
 
-def test_distributions_that_are_no_numbers_are_said():
-    pair = pair_of()
-    pair.target.probs[:] = torch.nan
-    with pytest.raises(InputError, match="response 4: the target's distributions hold values that are not numbers"):
-        Recorder(pair, Sampling(max_new_tokens=2), 2).record([([1], [1, 2])], [4])
+class BrokenHead:
+    """Gives what is not a number for tokens drawn in one state of the table."""
+
+    def __call__(self, step):
+        return torch.where(step.hidden.argmax(-1) == 7, torch.nan, step.entropy)
+
+
+@pytest.mark.parametrize("upper_bound", [False, True])
+@pytest.mark.parametrize("part", ["target", "draft", "head"])
+def test_texts_of_what_is_not_a_number_are_left_out_or_refused(part, upper_bound):
+    """On the text's path or in a roll-out; the other texts of the batch are recorded as ever."""
+    pair, sampling = pair_of(), Sampling(max_new_tokens=LENGTH)
+    texts = texts_of(24)
+    heads = {"mine": BrokenHead() if part == "head" else lambda step: step.entropy}
+    whole = Recorder(pair, sampling, 3, {"mine": lambda step: step.entropy}, True, upper_bound).record_all(
+        texts, range(24)
+    )
+    if part != "head":
+        getattr(pair, part).probs[7, 1] = torch.nan
+    broken = Recorder(pair, sampling, 3, heads, True, upper_bound)
+    recorded = broken.record_all(texts, range(24), sound=True)
+    gone = sorted(set(range(24)) - set(recorded.rows.tolist()))
+    assert 0 < len(gone) < 24
+    expected = join([whole.only(whole.rows == row) for row in recorded.rows])
+    for name, value in vars(expected).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value.nan_to_num(-1), getattr(recorded, name).nan_to_num(-1)), name
+    assert torch.equal(expected.estimates["mine"], recorded.estimates["mine"])
+    with pytest.raises(
+        InputError, match=f"^response {gone[0]}: the models' distributions hold values that are not numb"
+    ):
+        broken.record_all(texts, range(24))
+    assert broken.record_all([texts[gone[0]]], gone[:1], sound=True).num_texts == 0
 
 
 def test_a_token_that_rounding_made_impossible_is_accepted_if_the_draft_has_it():

@@ -4,19 +4,22 @@ refuses what does not fit.
 
 import json
 import shutil
+from collections import Counter
 from copy import deepcopy
 from functools import cache
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from analysis.replay.policies import replay, replay_starts
-from data_gen import traces
+from data_gen import mix, traces
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from data_gen.recording_by_start import DEEPEST, depth_of, depth_that_pays
 from data_gen.texts import read_jsonl, read_texts
 from toolkit import ModelPair
+from toolkit import decode as decode_command
 from toolkit.config import compose, method
 from toolkit.decoding import decode
 from toolkit.engine.tabular import TabularModel
@@ -262,6 +265,45 @@ def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_pat
             assert torch.equal(value.nan_to_num(-1), getattr(again, name).nan_to_num(-1)), name
     first, second = (read_traces(tmp_path / "apart" / "whole", replicate) for replicate in (0, 1))
     assert not torch.equal(first.accepted, second.accepted)
+
+
+def draft_without(tiny_pair, folder, tokens):
+    """The tiny draft with embeddings that are not numbers for these tokens."""
+    shutil.copytree(tiny_pair / "draft", folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][tokens] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("command", ["decode", "traces", "mix"])
+def test_rows_that_a_broken_draft_spoils_fail_with_their_reason(command, tiny_pair, tiny_responses, tmp_path, capsys):
+    """The others are made as ever; where all of them fail, the command does."""
+    rows = [json.loads(line) for line in (tiny_responses.parent / "prompts.jsonl").read_text().splitlines()]
+    seen = Counter(token for row in read_texts(str(tiny_responses), None).rows for token in set(row["prompt_ids"]))
+    some = [token for token, count in seen.items() if 0 < count <= 12][:1]
+    given = [f"responses={tiny_responses}"]
+    if command == "decode":
+        given = ["prompts=jsonl", f"prompts.path={tiny_responses.parent}/prompts.jsonl", "method=speculative"]
+        given += ["sampling.max_new_tokens=3", "batch_size=16"]
+    run = {"decode": decode_command.run, "traces": traces.run, "mix": mix.run}[command]
+    for tokens in (some, list(seen)):
+        draft = draft_without(tiny_pair, tmp_path / f"draft-{len(tokens)}", tokens)
+        options = [
+            f"pair.target={tiny_pair}/target",
+            f"pair.draft={draft}",
+            f"paths.output_dir={tmp_path}/{len(tokens)}",
+        ]
+        cfg = compose(command, [*given, *options, *(["max_drafted=1"] if command == "traces" else [])])
+        if tokens is not some:
+            with pytest.raises(InputError, match=f"^every one of {len(rows)} prompts failed, first: .*not numbers"):
+                run(cfg)
+            continue
+        facts = read_manifest(run(cfg))
+        assert 0 < facts["num_failed"] < len(rows)
+        assert "the models' distributions hold values that are not numbers" in facts["first_error"]
+        if command != "decode":
+            assert facts["first_error"] in capsys.readouterr().out
 
 
 def test_one_impossible_token_is_refused_and_a_tie_is_not():

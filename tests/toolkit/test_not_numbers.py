@@ -156,7 +156,8 @@ class BrokenMatches:
 
 @pytest.mark.parametrize(
     "policy",
-    [Survival(BrokenHead()), Survival(BrokenHead(), lag=0), Rate(BrokenHead()), Rate(BrokenHead(), rate=1.5), BatchRate(BrokenHead())],
+    [Survival(BrokenHead()), Survival(BrokenHead(), lag=0), Rate(BrokenHead()), Rate(BrokenHead(), rate=1.5),
+     BatchRate(BrokenHead())],
     ids=["survival", "survival, lag 0", "rate tracked", "rate", "batch_rate"],
 )  # fmt: skip
 def test_an_estimate_that_is_not_a_number_ends_its_row_alone(policy, tables):

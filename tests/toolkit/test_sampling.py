@@ -164,9 +164,16 @@ def test_a_distribution_without_any_token_is_passed_on_as_not_a_number_at_every_
         assert distributions.isnan().tolist() == [[True, True], [False, False]]
 
 
-def test_an_infinite_logit_is_the_greedy_choice():
-    """So is the first of equal maxima, and a draw from the one-hot distribution is its position, whatever the uniform."""
-    logits = torch.tensor([[-3.0, torch.inf, -torch.inf], [-3.0, -1.0, -1.0]])
+def test_an_infinite_logit_is_not_a_number_at_every_temperature():
+    """No weight of a softmax is finite beside it; half precision overflows to it."""
+    logits = torch.tensor([[-3.0, torch.inf, -torch.inf], [-3.0, 7e4, 0.0]]).half()
+    for settings in ({"temperature": 0.0}, {"temperature": 0.7}, {}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.1}):
+        assert bool(warp(logits, Sampling(**settings)).isnan().all()), settings
+
+
+def test_the_first_of_equal_maxima_is_the_greedy_choice():
+    """A draw from the one-hot distribution is its position, whatever the uniform."""
+    logits = torch.tensor([[-3.0, -1.0, -torch.inf], [-3.0, -1.0, -1.0]])
     distributions = warp(logits, Sampling(temperature=0.0))
     assert distributions.tolist() == [[0.0, 1.0, 0.0]] * 2
     for uniform in (0.0, 0.5, 1 - 2**-24):

@@ -27,6 +27,7 @@ from toolkit.engine import Session
 from toolkit.engine.device import tensor_on
 from toolkit.engine.engine import Sessions
 from toolkit.engine.facts import NO_LIMIT, max_positions
+from toolkit.errors import NOT_NUMBERS
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping.base import State, with_fresh
@@ -239,9 +240,9 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         self.job.finish(generation)
 
     def fail(self, slot: int) -> None:
-        """End a row whose models gave what is not a distribution."""
+        """End a row whose models, or whose policy's head, gave what is not a number."""
         generation = self.rows[slot].generation
-        generation.error = f"prompt {generation.index}: the models' distributions hold values that are not numbers"
+        generation.error = f"prompt {generation.index}: {NOT_NUMBERS}"
         self.end(slot, "error")
 
     @property

@@ -63,7 +63,7 @@ class Prediction(Protocol):
 
 @dataclass(frozen=True)
 class ReadPositions:
-    """Positions that the target has read: its final states [n, D]."""
+    """Positions that the target has read: its final states [n, D]. Raises InputError where it gives no numbers."""
 
     target: Any
     temperature: float
@@ -72,7 +72,13 @@ class ReadPositions:
     @torch.no_grad()
     def at(self, index: Tensor) -> Expected:
         logits = logits_of(self.target, self.states[index.to(self.states.device)]).float()
-        return Expected((logits / self.temperature).log_softmax(-1))
+        log_probs = (logits / self.temperature).log_softmax(-1)
+        if bool(log_probs[:, 0].isnan().any()):  # one logit that is not a number leaves none in its whole row
+            raise InputError(
+                "the target's distributions hold values that are not numbers: expected a checkpoint that is whole, in a number "
+                "format that holds its states (pair.dtype=float32 or bfloat16)"
+            )
+        return Expected(log_probs)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from toolkit.engine import open_session
 from toolkit.engine.facts import check_evaluation, reads_states
 from toolkit.engine.hidden_states import state_width, watched_states
 from toolkit.engine.state_reader import NEEDS_TARGET
-from toolkit.errors import InputError
+from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.models.pair import ModelPair, vocab_size
 from toolkit.sampling import Sampling, penalized, warp
 
@@ -45,6 +45,12 @@ class TextReading:
     draft_logits: Sequence[Tensor]
     sampling: Sampling
 
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether every model gives a distribution at every position."""
+        sums = [self.target_probs.sum(-1), *(logits.logsumexp(-1) for logits in self.draft_logits)]
+        return all(bool(torch.isfinite(values).all()) for values in sums)
+
     def draft_probs(self, temperature: float | None = None, draft: int = 0) -> Tensor:
         """q [n, V] of a draft at its own temperature (None: the target's), warped as in decoding."""
         return warp(self.draft_logits[draft], self.sampling.at(temperature)).to(self.target_probs.dtype)
@@ -56,9 +62,10 @@ def distributions_along(
     sampling: Sampling,
     draft_temperature: float | None = None,
     positions: Sequence[Sequence[int]] | None = None,
+    check: bool = True,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """p and the first draft's q [n, V] of each produced token. draft_temperature: the draft's own; None: the sampling's."""
-    for reading in readings_along(pair, texts, sampling, positions):
+    for reading in readings_along(pair, texts, sampling, positions, check=check):
         yield reading.target_probs, reading.draft_probs(draft_temperature)
 
 
@@ -69,11 +76,13 @@ def readings_along(
     sampling: Sampling,
     positions: Sequence[Sequence[int]] | None = None,
     num_drafts: int = 1,
+    check: bool = True,
 ) -> Iterator[TextReading]:
     """What the target and the first drafts of a pair say of each produced token given what precedes it, text by text.
 
     texts      prompts and produced tokens, neither empty
     positions  per text the produced tokens that are looked at, from 0, in order; None: all
+    check      raise InputError for a text of which a model gives what is not a number
     """
     chosen = positions or [range(len(produced)) for _, produced in texts]
     counts = [len(where) for where in chosen]
@@ -85,7 +94,10 @@ def readings_along(
             seen = seen_before(prompt, produced, pair.vocab_size)[list(where)].to(pair.device)
         target_probs = warp(target[row].to(pair.device), sampling, seen)
         logits = [penalized(pair.fit(draft[row]), sampling, seen) for draft in drafts]
-        yield TextReading(target_probs, logits, sampling)
+        reading = TextReading(target_probs, logits, sampling)
+        if check and not reading.holds_numbers:
+            raise InputError(f"the response that begins with tokens {list(produced[:8])}: {NOT_NUMBERS}")
+        yield reading
 
 
 def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:

@@ -201,6 +201,29 @@ class Trace:
         """Tokens of each text [T]."""
         return self.text_first.diff()
 
+    @cached_property
+    def step_texts(self) -> Tensor:
+        """The text of each step [S]."""
+        of_positions = torch.arange(self.num_texts).repeat_interleave(self.lengths())
+        texts = torch.empty(self.num_steps, dtype=torch.long)
+        texts[: self.num_positions] = of_positions
+        lengths = self.roll_length.long()
+        rolled = self.roll_first.repeat_interleave(lengths) + within(lengths)
+        texts[rolled] = of_positions.repeat_interleave(lengths)
+        return texts
+
+    def only(self, texts: Tensor) -> Trace:
+        """The trace of some of its texts [T] bool."""
+        steps, lengths = texts[self.step_texts], self.lengths()[texts]
+        positions, number = steps[: self.num_positions], steps.cumsum(0) - 1
+        values: dict[str, Any] = {}
+        for name, value in _tensors(self, but=("text_first", "roll_first")).items():
+            values[name] = value[texts if name in ("room", "rows") else positions if name in PER_POSITION else steps]
+        values["text_first"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        values["roll_first"] = torch.where(self.roll_length > 0, number[self.roll_first], 0)[positions]
+        estimates = {name: value[positions if value.dim() > 2 else steps] for name, value in self.estimates.items()}
+        return replace(self, **values, estimates=estimates)
+
     def save(self, path: Path | str) -> Path:
         """One safetensors file, whole or not at all."""
         tensors = _tensors(self)

@@ -9,6 +9,7 @@ with the run folder's own last checkpoint if there is one, else with fresh weigh
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,7 @@ class Checkpoints(pl.callbacks.Checkpoint):
     mode           whether the smallest is, or the largest
     every_n_steps  a checkpoint in mid-epoch after every n optimizer steps; None: at the ends of epochs only
 
+    Raises InputError for a score that is not a number: nothing is better than it.
     A process killed between best.ckpt and last.ckpt starts from the older last.ckpt and writes the same best.ckpt once more.
     """
 
@@ -78,6 +80,11 @@ class Checkpoints(pl.callbacks.Checkpoint):
         if trainer.fast_dev_run:
             return
         score, best = trainer.callback_metrics.get(self.monitor), self.best_score
+        if score is not None and not math.isfinite(score):
+            raise InputError(
+                f"{self.monitor} is {float(score)} after step {trainer.global_step}: expected a number; train with a lower "
+                "learning rate, or with weights and states that float32 holds"
+            )
         if score is not None and (best is None or (score < best if self.mode == "min" else score > best)):
             self.best_score = float(score)
             self._save(trainer, BEST)

@@ -200,6 +200,17 @@ def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
     CachedTeacher(None, 0.5, None, **settings).prepare(train, validation)  # the only one of its settings
 
 
+def test_what_is_not_a_number_is_neither_taught_nor_kept(run, tiny_pair, tmp_path):
+    shutil.copytree(tiny_pair / "draft", tmp_path / "broken")
+    path = tmp_path / "broken" / "model.safetensors"
+    save_file({name: weight * torch.nan for name, weight in load_file(path).items()}, path, {"format": "pt"})
+    with pytest.raises(InputError, match="^val/[a-z_]+ is nan after step") as error:
+        run("kept", f"pair.draft={tmp_path / 'broken'}")
+    assert "\n" not in str(error.value) and not (tmp_path / "kept" / "draft").exists()
+    with pytest.raises(InputError, match="the target's distributions hold values that are not numbers"):
+        OnlineTeacher(load_draft(tmp_path / "broken"), 1.0).expected([([4, 5], [6])])
+
+
 @pytest.mark.parametrize("size", [80, 97, 110])
 def test_alpha_of_output_layers_of_other_sizes(size):
     """Where the draft has fewer outputs than the target, q is 0; where it has more, they are cut, as in decoding."""

@@ -264,6 +264,14 @@ def test_rows_of_chains_do_not_depend_on_their_neighbours_and_name_what_is_not_a
         assert broken.valid.tolist() == [row != 3 for row in range(8)]
         for field in ("path", "length", "extra", "bonus"):
             assert torch.equal(getattr(broken, field)[broken.valid], getattr(clean, field)[broken.valid])
+    for node, value in ((0, torch.nan), (2, torch.nan), (1, torch.inf)):  # of row 1 the last one fills the batch
+        for row, broken_row in ((3, True), (1, node < 2)):
+            spoilt = q.clone()
+            spoilt[row, node, 1] = value
+            broken = rule.verify(Proposal(tokens, spoilt, count, count), p, drawn)
+            assert broken.valid.tolist() == [not broken_row or other != row for other in range(8)]
+            for field in ("path", "length", "extra", "bonus"):
+                assert torch.equal(getattr(broken, field)[broken.valid], getattr(clean, field)[broken.valid])
     nothing = p.clone()
     nothing[5] = 0.0  # no distribution either
     assert rule.verify(Proposal(tokens, q, count, count), nothing, drawn).valid.tolist() == [
