@@ -112,7 +112,7 @@ class _Chains:
         self.newest = torch.tensor([*text.prompt, *text.produced][-size - 1 : -1], device=self.device)
         self.seen = None if text.seen is None else text.seen.clone()
         self.parents = self.starts - 1
-        self.cache, self.states = AllSteps(), states.to(self.draft.device, self.draft.dtype)
+        self.cache, self.states = AllSteps(self.draft), states.to(self.draft.device, self.draft.dtype)
 
     def trace(self) -> Trace:
         recorder, size = self.recorder, len(self.starts)
@@ -154,9 +154,7 @@ class _Chains:
         return final[0]
 
     def _read(self, tokens: Tensor, position: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        lowest = torch.finfo(self.draft.dtype).min
-        mask = torch.zeros(self.visible.shape, dtype=self.draft.dtype, device=tokens.device)
-        mask = mask.masked_fill(~self.visible, lowest)[None, None]
+        mask = self.cache.mask(self.visible, position)
         states, final = self.draft.read(tokens, position.unsqueeze(0), mask, self.cache, before)
         return states, final
 

@@ -55,6 +55,7 @@ from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import read_json, write_json
 from toolkit.models import eagle3
+from toolkit.models.draft_formats import check_kind
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
 from toolkit.models.prompts import check_token_ids
@@ -262,6 +263,8 @@ def state_reader(cfg: commands.Distill, kind: Unrolled, target: ModelPair | None
     if is_sharded(cfg.trainer):
         raise InputError("kind=eagle3: expected a trainer that holds the whole draft, got trainer=fsdp")
     source = cfg.from_pretrained
+    if source is not None:
+        check_kind(Path(source))
     if source is not None and eagle3.is_eagle3(source):
         draft = eagle3.load(Path(source), cfg.pair.dtype, target.target, target.device).requires_grad_(True)
         draft.embed_tokens.requires_grad_(False)

@@ -95,9 +95,10 @@ def inverse(weights, uniform):
     return int((sums <= uniform * sums[-1]).sum())
 
 
-@pytest.mark.parametrize(("upper_bound", "penalty"), [(False, 1.3), (True, 1.0)])
-def test_every_step_of_a_recording(upper_bound, penalty):
+@pytest.mark.parametrize(("upper_bound", "penalty", "window"), [(False, 1.3, None), (True, 1.0, 3)])
+def test_every_step_of_a_recording(upper_bound, penalty, window):
     pair = pair_of()
+    pair.draft.config.sliding_window = window
     sampling = Sampling(2.0, max_new_tokens=LENGTH, seed=4, top_k=60, repetition_penalty=penalty)
     texts = [*texts_of(pair, 3, sampling), *texts_of(pair, 1, replace(sampling, seed=9), [[11]])]
     recorder = StartRecorder(pair, sampling, MOST, upper_bound=upper_bound, hidden=True)

@@ -42,7 +42,9 @@ def unrolled_logits(target, draft, text, drafted):
         if not tokens:
             tokens, before, first = text, zeros, 0
         size = len(tokens)
-        mask = torch.full((size, size), torch.finfo(draft.dtype).min, dtype=draft.dtype).triu(1)
+        back = torch.arange(size).unsqueeze(1) - torch.arange(size)
+        hidden = (back < 0) | (back >= (getattr(draft.config, "sliding_window", None) or size))
+        mask = torch.zeros(size, size, dtype=draft.dtype).masked_fill(hidden, torch.finfo(draft.dtype).min)
         positions = torch.arange(first, first + size).unsqueeze(0)
         output = draft(torch.tensor([tokens]), positions, mask[None, None], None, own_states=before)
         logits.append(output.logits[0, -1])
@@ -64,10 +66,11 @@ def close(got, expected):
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("flags", FLAG_SETS)
-def test_chains_give_the_logits_of_a_plain_unrolling(family, flags, captured):
+@pytest.mark.parametrize(("flags", "window"), [*((flags, None) for flags in FLAG_SETS), ((), 2)])
+def test_chains_give_the_logits_of_a_plain_unrolling(family, flags, window, captured):
     target = tiny_llama(32, 3, 1, torch.float64)
     draft = tiny_eagle3(target, flags=flags, family=family)
+    draft.config.sliding_window, draft.config.use_sliding_window = window, True
     theirs, session = sessions(target, draft, 3, captured)
     texts = [[5, 9, 33, 21, 8, 4], [7, 60, 12], [61]]
     for accepted in ([2, 0, 1], [1, 3, 2], [3, 1, 0]):
@@ -290,10 +293,12 @@ def test_the_unrolling_in_training_is_that_of_speculators(name):
         assert torch.allclose(logits[: len(logits) - step], expected[: len(expected) - step], rtol=0, atol=1e-5)
 
 
-def test_training_sees_what_decoding_computes():
+@pytest.mark.parametrize("window", [None, 2])
+def test_training_sees_what_decoding_computes(window):
     """Depth k of the row that begins at a token: the logits of a round that began there, after k - 1 drafted tokens."""
     target = tiny_llama(32, 3, 1, torch.float64)
     draft = tiny_eagle3(target, flags=("norm_before_residual",))
+    draft.config.sliding_window = window
     texts = [([5, 9, 33], [21, 8, 4, 70]), ([7], [60, 12, 11])]
     states = TargetStates(target, LAYERS).of(texts)
     positions = [range(4), [0, 2]]

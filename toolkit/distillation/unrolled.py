@@ -35,6 +35,7 @@ from toolkit.distillation.data import DraftBatch, length_of
 from toolkit.distillation.module import DraftTraining
 from toolkit.distillation.teachers import key_of
 from toolkit.engine.facts import check_evaluation
+from toolkit.engine.hf import attention_reaches
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.models.eagle3 import FAMILIES, Eagle3
@@ -155,11 +156,22 @@ class TargetStates:
 
 
 class AllSteps:
-    """The keys and values of every depth, one after another: what attention takes for a cache."""
+    """The keys and values of every depth of a draft, one after another: what attention takes for a cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, draft: Eagle3) -> None:
+        (reach,) = attention_reaches(draft).values()
+        self.window, self.dtype = reach.window, draft.dtype
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.positions: Tensor | None = None
+
+    def mask(self, visible: Tensor, positions: Tensor) -> Tensor:
+        """The additive mask [1, 1, n, S] of one more depth, whose tokens [n] see `visible` [n, S] within the window."""
+        self.positions = positions if self.positions is None else torch.cat([self.positions, positions])
+        if self.window is not None:
+            visible = visible & (positions.unsqueeze(1) - self.positions < self.window)
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
+        return mask.masked_fill(~visible, torch.finfo(self.dtype).min)[None, None]
 
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Keep [B, heads, m, head size] of one more depth; returns those of all."""
@@ -177,14 +189,13 @@ def unrolled_states(draft: Eagle3, target_states: Tensor, tokens: Tensor, depth:
     position = torch.arange(rows, device=device)
     sees = position.unsqueeze(0) <= position.unsqueeze(1)
     itself = torch.eye(rows, dtype=torch.bool, device=device)
-    lowest = torch.finfo(draft.dtype).min
-    states, steps, finals = draft.projected(target_states), AllSteps(), []
+    states, steps, finals = draft.projected(target_states), AllSteps(draft), []
     followed = torch.nn.functional.pad(tokens, (0, depth))
     for step in range(depth):
         read = followed[:, 1 + step : 1 + step + rows]
-        visible = torch.cat([sees, *[itself] * step], 1)
-        mask = torch.zeros(visible.shape, dtype=draft.dtype, device=device).masked_fill(~visible, lowest)
-        states, final = draft.read(read, (position + 1 + step).unsqueeze(0), mask[None, None], steps, states)
+        positions = position + 1 + step
+        mask = steps.mask(torch.cat([sees, *[itself] * step], 1), positions)
+        states, final = draft.read(read, positions.unsqueeze(0), mask, steps, states)
         finals.append(final)
     return finals
 

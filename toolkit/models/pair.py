@@ -335,7 +335,15 @@ def unshared_by(
     """The tokens of a target's tokenizer that its drafts must not propose (`unshared_tokens`), by the drafts' tokenizers."""
     tokens = set[int]()
     for source in drafts:
-        other = load_tokenizer(source, revision, trust_remote_code)
+        try:
+            other = load_tokenizer(source, revision, trust_remote_code)
+        except InputError as error:
+            if isinstance(source, Path):
+                raise
+            folder = f"hf download {source} --local-dir FOLDER, then pair.draft=FOLDER"
+            raise InputError(
+                f"{error}; a draft without a tokenizer (EAGLE-3) is read from a folder: {folder}"
+            ) from error
         tokens |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
     return tuple(sorted(tokens))
 
