@@ -100,6 +100,9 @@ def _run(cfg: commands.Distill) -> Path:
     sources = [fill_folders(str(source), folders) for source in listed]
     responses = instantiate(cfg.read)(sources)
     config = {**plain(cfg), "responses": sources}
+    config["teacher"] = {
+        name: value for name, value in config["teacher"].items() if name != "folder"
+    }  # only where it lies
     stage = open_stage("distill", config, inputs=responses.inputs, ignore=IGNORED, follows=not first)
     if first:
         processes.wait()
