@@ -101,10 +101,8 @@ def shorter_config(config: Any, layers: Sequence[int], count: int) -> Any:
         changes |= {"decoder_sparse_step": 1, "mlp_only_layers": sorted({*changes.get("mlp_only_layers", ()), *dense})}
     if "attention_layers" in changes and hasattr(text, "attention_types"):  # GPT-Neo reads the first from the second
         changes["attention_types"] = [[[kind], 1] for kind in changes["attention_layers"]]
-    overrides = getattr(
-        vars(text).get("_heterogeneity_spec"), "per_layer_overrides", {}
-    )  # sizes that single layers have
-    if overrides:
+    overrides = getattr(vars(text).get("_heterogeneity_spec"), "per_layer_overrides", {})
+    if overrides:  # single layers have sizes of their own
         text.per_layer_config = None
     vars(text).update(changes)
     if kept := {numbers[layer]: dict(sizes) for layer, sizes in overrides.items() if layer in numbers}:
