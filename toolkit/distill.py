@@ -156,8 +156,6 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         draft = from_target(cfg, target, data)
     rows = output_rows(draft, model, bool(cfg.exports)) if kind is None else None
     if kind is None and cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
-        if kept_tokens(draft) is not None:
-            raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
         ends = end_ids(draft, tokenizer)
         reduce_vocabulary(draft, frequent_tokens(cfg.vocabulary, data, size, ends, "keep"), ends)
     module = build_module(cfg, responses, data, draft, target, resumed.run_id, kind)

@@ -129,7 +129,7 @@ def export(
     return write_folder(folder, write)
 
 
-def output_rows(draft: Any, target: Any, needed: bool) -> nn.Module | None:
+def output_rows(draft: Any, target: Any, needed: bool) -> nn.Linear | None:
     """The output layer that exports of the whole vocabulary take the rows of all tokens from.
 
     That is the draft's own, before its vocabulary is reduced. A draft whose vocabulary is reduced already has lost them: those
@@ -138,7 +138,7 @@ def output_rows(draft: Any, target: Any, needed: bool) -> nn.Module | None:
     Raises InputError if there are no rows that fit.
     """
     if kept_tokens(draft) is None:
-        own: nn.Module = draft.get_output_embeddings()
+        own: nn.Linear = draft.get_output_embeddings()
         return own
     if not needed:
         return None
@@ -150,14 +150,14 @@ def output_rows(draft: Any, target: Any, needed: bool) -> nn.Module | None:
             "exports: the draft lacks output rows of most tokens, and the target's do not fit, for its embeddings are others: "
             "expected a draft of the target's layers, or exports=[]"
         )
-    layer: nn.Module = target.get_output_embeddings()
+    layer: nn.Linear = target.get_output_embeddings()
     return layer
 
 
 def export_all(
     folder: Path,
     draft: Any,
-    rows: nn.Module | None,
+    rows: nn.Linear | None,
     exports: Sequence[str],
     tokenizer: Any,
     card: str,
@@ -171,7 +171,7 @@ def export_all(
     export(folder / DRAFT, draft, tokenizer, card, target, architectures)
     whole = draft
     if exports and kept_tokens(draft) is not None and rows is not None:
-        whole = whole_vocabulary(draft, rows.weight, getattr(rows, "bias", None))
+        whole = whole_vocabulary(draft, rows.weight, rows.bias)
     if "plain" in exports:
         export(folder / f"{DRAFT}_plain", whole, tokenizer, card)
     if "gguf" in exports:

@@ -53,9 +53,10 @@ def layer_list(model: Any) -> tuple[str, nn.ModuleList]:
 
 def decoder_of(model: Any) -> nn.Module:
     """The part of a model that reads text: a multimodal one has towers beside it."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
     is_whole = isinstance(decoder, nn.Module) and any(isinstance(part, nn.ModuleList) for part in decoder.modules())
-    return decoder if is_whole else model  # some call their output layer the decoder
+    chosen: nn.Module = decoder if is_whole else model  # some call their output layer the decoder
+    return chosen
 
 
 def name_of(model: nn.Module, part: nn.Module) -> str:
@@ -100,10 +101,8 @@ def shorter_config(config: Any, layers: Sequence[int], count: int) -> Any:
         changes |= {"decoder_sparse_step": 1, "mlp_only_layers": sorted({*changes.get("mlp_only_layers", ()), *dense})}
     if "attention_layers" in changes and hasattr(text, "attention_types"):  # GPT-Neo reads the first from the second
         changes["attention_types"] = [[[kind], 1] for kind in changes["attention_layers"]]
-    overrides = getattr(
-        vars(text).get("_heterogeneity_spec"), "per_layer_overrides", {}
-    )  # sizes that single layers have
-    if overrides:
+    overrides = getattr(vars(text).get("_heterogeneity_spec"), "per_layer_overrides", {})
+    if overrides:  # single layers have sizes of their own
         text.per_layer_config = None
     vars(text).update(changes)
     if kept := {numbers[layer]: dict(sizes) for layer, sizes in overrides.items() if layer in numbers}:
@@ -138,7 +137,8 @@ def shorter_model(target: Any, layers: Sequence[int]) -> Any:
 
 def _built(target: Any, layers: Sequence[int]) -> Any:
     path, all_layers = layer_list(target)
-    config, kind = target.config, type(target)
+    config: Any = target.config
+    kind: Any = type(target)
     text = config.get_text_config(decoder=True)
     if text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
         config, kind = text, MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]

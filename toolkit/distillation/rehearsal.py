@@ -21,7 +21,7 @@ from toolkit.errors import InputError
 from toolkit.files.text import first_line
 from toolkit.models.pair import ModelPair, load_draft, load_tokenizer
 from toolkit.models.probe import check_same_logits, probe_text
-from toolkit.models.reduced import most_frequent, reduce_vocabulary
+from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.runs.stage import open_stage
 
 KEYS = ("pair", "from_pretrained", "layers", "shape", "vocabulary", "exports", "seed")
@@ -51,12 +51,11 @@ def _rehearse(cfg: commands.Distill, folder: Path) -> None:
         target = pair.target
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     draft = _stand_in(cfg, target, tokenizer)
-    rows, exports, expected = (
-        output_rows(draft, target, bool(cfg.exports)),
-        list(cfg.exports),
-        {"plain": _logits(draft)},
-    )
+    rows, exports = output_rows(draft, target, bool(cfg.exports)), list(cfg.exports)
+    expected = {"plain": _logits(draft)}
     if cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
+        if kept_tokens(draft) is not None:
+            raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
         ends = end_ids(draft, tokenizer)
         reduce_vocabulary(draft, most_frequent([((), ())], cfg.vocabulary, range(size), ends), ends)
         exports = sorted({"plain", *exports})  # which may be wanted later

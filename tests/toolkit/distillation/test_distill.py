@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from analysis import heads
+from analysis.replay import drafts as replayed_drafts
 from analysis.tables.files import read_table
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
@@ -369,6 +370,18 @@ def test_drafts_side_by_side(run, tiny_overrides, tiny_responses, tiny_pair, tmp
     assert table.alpha["self"] == pytest.approx(1, abs=1e-5) and table["alpha gain_low"]["self"] > 0
     assert table["best K"]["self"] == 4 and table.accepted["self"] > table.accepted["a"]
     assert "self" in (folder / "drafts.md").read_text()
+
+
+def test_other_responses_choose_how_many_tokens_are_drafted(
+    tiny_overrides, tiny_responses, tiny_pair, tmp_path, monkeypatch
+):
+    chosen = []
+    monkeypatch.setattr(replayed_drafts, "best_length", lambda generated, cost: chosen.append(len(generated)) or 3)
+    words = [f"drafts={{a: {tiny_pair}/draft, self: {tiny_pair}/target}}", f"responses={{one: {tiny_responses}}}"]
+    words += [f"dev={tiny_responses}", "limit=6", "depth=3", "max_drafted=4", "resamples=100"]
+    folder = heads.run(compose("heads", [*tiny_overrides, *words, f"paths.output_dir={tmp_path / 'drafts'}"]))
+    assert list(read_table(folder, "drafts")["best K"]) == [3, 3]
+    assert chosen == [5, 5], "once per draft, and of the reported responses never"
 
 
 def test_drafts_by_vocabulary_at_measured_costs(tiny_overrides, tiny_responses, tiny_pair, tmp_path, capsys):

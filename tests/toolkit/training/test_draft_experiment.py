@@ -57,7 +57,9 @@ def target_folder(folder, config):
 
 def test_a_target_whose_layers_do_not_go_alone_is_one_line_before_it_answers_anything(tmp_path):
     target = target_folder(tmp_path / "target", hf.GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True))
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"{i} plus 1?"}) + "\n" for i in range(40)))
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"id": i, "prompt": f"{i} plus 1?"}) + "\n" for i in range(40))
+    )
     words = ["+experiment=draft", f"pair.target={target}", f"prompts.path={tmp_path}/prompts.jsonl"]
     with pytest.raises(InputError, match=r"^layers: no GPT2LMHeadModel of layers \[2\] alone [^\n]*$"):
         train.run(compose("train", [*words, f"paths.root_dir={tmp_path}/out"]))
