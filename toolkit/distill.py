@@ -129,6 +129,8 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
         ends = end_ids(draft, tokenizer)
         reduce_vocabulary(draft, frequent_tokens(cfg.vocabulary, data, size, ends, "keep"), ends)
+    if "gguf" in cfg.exports:
+        gguf.check_writable(draft, tokenizer, tokenizer_file(cfg))  # before it is trained
     module = build_module(cfg, responses, data, draft, target, resumed.run_id, kind)
     blank = blank_of(module.draft)  # before a strategy wraps it
     if checkpoint is not None:
@@ -333,8 +335,13 @@ def export_all(cfg: commands.Distill, folder: Path, draft: Any, target: Any, tok
     if "plain" in cfg.exports:
         export(folder / f"{DRAFT}_plain", whole, tokenizer, card)
     if "gguf" in cfg.exports:
-        source = Path(str(cfg.pair.target))
-        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, source if is_gguf(source) else None)
+        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, tokenizer_file(cfg))
+
+
+def tokenizer_file(cfg: commands.Distill) -> Path | None:
+    """The GGUF file whose description of the tokenizer a GGUF export copies; None: the target is none."""
+    source = Path(str(cfg.pair.target))
+    return source if is_gguf(source) else None
 
 
 if __name__ == "__main__":
