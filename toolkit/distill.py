@@ -54,7 +54,7 @@ from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraini
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import read_json, write_json
-from toolkit.models import eagle3
+from toolkit.models import eagle3, gguf
 from toolkit.models.draft_formats import check_kind
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
@@ -158,6 +158,8 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     if kind is None and cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
         ends = end_ids(draft, tokenizer)
         reduce_vocabulary(draft, frequent_tokens(cfg.vocabulary, data, size, ends, "keep"), ends)
+    if "gguf" in cfg.exports:
+        gguf.check_writable(draft, tokenizer, gguf.tokenizer_file(cfg.pair.target))  # before it is trained
     module = build_module(cfg, responses, data, draft, target, resumed.run_id, kind)
     blank = blank_of(module.draft)  # before a strategy wraps it
     if checkpoint is not None:

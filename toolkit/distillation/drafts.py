@@ -18,7 +18,6 @@ from torch import nn
 from toolkit.distillation.layers import layer_list, layers_in, shorter_model, skipped
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_folder, write_json
-from toolkit.files.shards import is_gguf
 from toolkit.files.text import first_line
 from toolkit.models import gguf
 from toolkit.models.eagle3 import Eagle3, is_eagle3
@@ -175,8 +174,7 @@ def export_all(
     if "plain" in exports:
         export(folder / f"{DRAFT}_plain", whole, tokenizer, card)
     if "gguf" in exports:
-        source = Path(target)
-        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, source if is_gguf(source) else None)
+        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, gguf.tokenizer_file(target))
 
 
 def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping[str, float]) -> str:

@@ -26,13 +26,14 @@ from toolkit.errors import InputError
 from toolkit.files import lock
 from toolkit.files.atomic import content_hash, write_atomic, write_folder, write_json
 from toolkit.files.digests import cache_folder, digests
-from toolkit.files.shards import ENDING, shards
+from toolkit.files.shards import ENDING, is_gguf, shards
 from toolkit.files.text import first_line
 from toolkit.models import gguf_config, gguf_tokenizer
 from toolkit.models.gguf_file import GGUFFile, finish
 
 CONVERTER = 2  # of this module: a higher one makes every conversion again
 NOTE = "converter.json"
+BETAS = (32, 1)  # of yarn in llama.cpp, fast and slow
 CHECKED = 64  # tokens that a written file is compared on
 UNUSED = r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight"  # read elsewhere, or nowhere
 
@@ -63,6 +64,11 @@ def folder_of(path: Path) -> Path:
     return folder
 
 
+def is_converted(source: Path | str) -> bool:
+    """Whether a folder is one that `folder_of` made."""
+    return isinstance(source, Path) and (source / NOTE).is_file()
+
+
 def check_packages(path: Path, *names: str) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
@@ -83,18 +89,19 @@ def _load(file: GGUFFile, folder: Path) -> Any:
     """The model of a GGUF file, with all that the file says. folder: for a link, or the whole file if it is split."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    loaded: Any
+    report: Any
     folder.mkdir(parents=True, exist_ok=True)
     whole = folder / f"whole{ENDING}"
     file.link(whole)
     try:
         config = gguf_config.complete(AutoConfig.from_pretrained(folder, gguf_file=whole.name), file)
-        loaded, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            gguf_file=whole.name,
-            config=config,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
+        options: dict[str, Any] = {
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,
+        }  # they are refused below
+        loaded, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            folder, gguf_file=whole.name, config=config, dtype=torch.float32, **options
         )
     except InputError:
         raise
@@ -150,18 +157,37 @@ def write(path: Path, model: Any, tokenizer: Any, like: Path | None = None) -> P
     Raises InputError for another class of model, for what GGUF cannot say of a model or tokenizer, and for what would be read
     as another one; then no file is left.
     """
-    check_packages(path, "gguf", "accelerate")
-    if type(model).__name__ != "LlamaForCausalLM":
-        raise InputError(f"a GGUF file can be written of a LlamaForCausalLM, got {type(model).__name__}")
+    _check_class(path, model)
 
     def write_checked(temporary: Path) -> None:
         _write(temporary, model, tokenizer, like)
-        _read_back(temporary, model, tokenizer)
+        _read_model_back(temporary, model)
+        _read_tokenizer_back(temporary, tokenizer)
 
     return write_atomic(path, write_checked)
 
 
-def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
+def tokenizer_file(target: str | Path | None) -> Path | None:
+    """The GGUF file whose description of the tokenizer an export copies; None: the target is none."""
+    return Path(str(target)) if is_gguf(str(target)) else None
+
+
+def check_writable(model: Any, tokenizer: Any, like: Path | None = None) -> None:
+    """Raises InputError as `write` does, whatever the weights."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"empty{ENDING}"
+        _check_class(path, model)
+        _write(path, model, tokenizer, like, weights=False)
+        _read_tokenizer_back(path, tokenizer)
+
+
+def _check_class(path: Path, model: Any) -> None:
+    check_packages(path, "gguf", "accelerate")
+    if type(model).__name__ != "LlamaForCausalLM":
+        raise InputError(f"a GGUF file can be written of a LlamaForCausalLM, got {type(model).__name__}")
+
+
+def _write(path: Path, model: Any, tokenizer: Any, like: Path | None, weights: bool = True) -> None:
     import gguf
 
     config = model.config
@@ -189,16 +215,16 @@ def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
             if name.startswith("tokenizer."):
                 writer.add_key_value(name, source.keys[name], *source.types[name])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.state_dict().items() if weights else ():
         if config.tie_word_embeddings and name == "lm_head.weight":
             continue
-        weights = tensor.detach().float().cpu()
+        values = tensor.detach().float().cpu()
         if ".q_proj." in name or ".k_proj." in name:
-            weights = _interleaved(weights, heads if ".q_proj." in name else kv_heads)
+            values = _interleaved(values, heads if ".q_proj." in name else kv_heads)
         gguf_name = names.get_name(name, (".weight", ".bias"))
         if gguf_name is None:
             raise InputError(f"a GGUF file of a Llama has no name for {name}")
-        writer.add_tensor(gguf_name, weights.numpy())
+        writer.add_tensor(gguf_name, values.numpy())
     finish(writer)
 
 
@@ -210,17 +236,16 @@ def _add_rope(writer: Any, model: Any, head_dim: int) -> None:
     kind, attention = rope.get("rope_type", "default"), float(model.model.rotary_emb.attention_scaling)
     plain = gguf_config.unscaled(head_dim, rope["rope_theta"])
     writer.add_rope_freq_base(rope["rope_theta"])
+    yarn = tuple(rope.get(f"beta_{end}") or usual for end, usual in zip(("fast", "slow"), BETAS, strict=True))
     divisors, usual = None, 1.0
     if kind == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    elif kind == "yarn" and rope.get("truncate", True):
+    elif kind == "yarn" and rope.get("truncate", True) and yarn == BETAS:
         usual = 0.1 * math.log(max(rope["factor"], 1.0)) + 1.0
         writer.add_rope_scaling_type(RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope.get("original_max_position_embeddings") or context)
-        writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast") or 32.0)
-        writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow") or 1.0)
     elif kind == "llama3":
         divisors = gguf_config.llama3_divisors(plain, rope)
     elif kind == "longrope" and rope["long_factor"] == rope["short_factor"]:
@@ -240,34 +265,37 @@ def _interleaved(weights: Tensor, heads: int) -> Tensor:
 
 
 @torch.no_grad()
-def _read_back(path: Path, model: Any, tokenizer: Any) -> None:
-    """Raises InputError if a file is read as another model or tokenizer: by logits, and by the tokens of some texts."""
+def _read_model_back(path: Path, model: Any) -> None:
+    """Raises InputError if a file is read as another model, by its logits on some tokens all over the context."""
+    with TemporaryDirectory() as folder:
+        again = _load(GGUFFile.read(path), Path(folder)).eval()
+    source = type(model)(copy.deepcopy(model.config)).float().eval()
+    source.load_state_dict(model.state_dict())
+    ids = torch.arange(CHECKED)[None] * 7919 % model.config.vocab_size
+    last = min(model.config.max_position_embeddings, 2**12) - 1
+    positions = torch.linspace(0, last, CHECKED).long()[None]
+    ours, theirs = (m(ids, position_ids=positions).logits for m in (source, again))
+    if not torch.allclose(ours, theirs, rtol=0, atol=1e-3 * float(ours.std())):
+        off = float((ours - theirs).abs().max())
+        raise InputError(f"a GGUF file cannot hold this model: read back, its logits differ by up to {off:.2g}")
+
+
+def _read_tokenizer_back(path: Path, tokenizer: Any) -> None:
+    """Raises InputError if a file is read as another tokenizer, here or by transformers' own reader."""
     from transformers import AutoTokenizer
 
+    if tokenizer is None:
+        return
     file = GGUFFile.read(path)
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        again = _load(file, folder).eval()
-        source = type(model)(copy.deepcopy(model.config)).float().eval()
-        source.load_state_dict(model.state_dict())
-        ids = torch.arange(CHECKED)[None] * 7919 % model.config.vocab_size
-        positions = torch.linspace(0, min(model.config.max_position_embeddings, 2**12) - 1, CHECKED).long()[None]
-        ours, theirs = (m(ids, position_ids=positions).logits for m in (source, again))
-        if not torch.allclose(ours, theirs, rtol=0, atol=1e-3 * float(ours.std())):
-            off = float((ours - theirs).abs().max())
-            raise InputError(f"a GGUF file cannot hold this model: read back, its logits differ by up to {off:.2g}")
-        if tokenizer is None:
-            return
-        file.link(folder / f"tokenizer{ENDING}")
-        readers = {
-            "here": gguf_tokenizer.build(file),
-            "by transformers": AutoTokenizer.from_pretrained(folder, gguf_file=f"tokenizer{ENDING}"),
-        }
-        for text in gguf_tokenizer.probes(tokenizer):
-            ids = tokenizer(text).input_ids
-            for reader, other in readers.items():
-                if (got := other(text).input_ids) != ids:
-                    raise InputError(
-                        f"a GGUF file cannot hold this tokenizer: read back {reader}, {text[:60]!r} is {len(got)} other tokens "
-                        f"({len(ids)} before)"
-                    )
+    with TemporaryDirectory() as folder:
+        file.link(Path(folder) / f"whole{ENDING}")
+        theirs: Any = AutoTokenizer.from_pretrained(folder, gguf_file=f"whole{ENDING}")
+    readers = {"here": gguf_tokenizer.build(file), "by transformers": theirs}
+    for text in gguf_tokenizer.probes(tokenizer):
+        ids = list(tokenizer(text).input_ids)
+        for reader, other in readers.items():
+            if (read := list(other(text).input_ids)) != ids:
+                raise InputError(
+                    f"a GGUF file cannot hold this tokenizer: read back {reader}, {text[:60]!r} is {len(read)} tokens instead "
+                    f"of {len(ids)}, or others"
+                )

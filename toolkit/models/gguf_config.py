@@ -78,8 +78,12 @@ def complete(config: Any, file: GGUFFile) -> Any:
     if file.architecture not in OF_TRANSFORMERS:
         _set_fields(config, file)
         _set_biases(config, file)
-        if config.model_type not in WITHOUT_ROPE:
-            config.rope_parameters = _rope_parameters(config, file)
+    if file.architecture not in (*OF_TRANSFORMERS, *WITHOUT_ROPE):
+        config.rope_parameters = _rope_parameters(config, file)
+    elif file.get("rope.scaling.type", "none") != "none" or any(
+        name in file.tensors for name in (DIVISORS, LONG, SHORT)
+    ):
+        raise InputError(f"{file.path} scales positions, which is not read of the architecture {file.architecture}")
     return config
 
 
@@ -120,20 +124,15 @@ def _has(config: Any, field: str) -> bool:
 
 def _neutral(file: GGUFFile) -> dict[str, tuple[Any, ...]]:
     """The values of keys that have no effect on a model without such a field."""
-    heads, width = file.get("attention.head_count"), file.get("embedding_length")
-    key_length = file.get("attention.key_length")
-    if isinstance(heads, int) and isinstance(width, int) and heads:
-        key_length = key_length or width // heads
-        default = (width // heads,)
-    else:
-        default = ()
+    heads, width = file.get("attention.head_count"), file.get("embedding_length") or 0
+    even = width // heads if isinstance(heads, int) and heads else None
     return {
         "context_length": (file.get("context_length"),),
-        "feed_forward_length": (0, 4 * (width or 0)),
+        "feed_forward_length": (0, 4 * width),
         "attention.head_count": (0,),
         "attention.head_count_kv": (0, heads),
-        "attention.key_length": default,
-        "attention.value_length": (key_length,),
+        "attention.key_length": (even,),
+        "attention.value_length": (file.get("attention.key_length") or even,),
         "attention.causal": (True,),
         "attention.clamp_kqv": (0,),
         "attention.max_alibi_bias": (8.0,) if file.architecture == "bloom" else (0,),
@@ -219,6 +218,10 @@ def _scaling(file: GGUFFile) -> tuple[str, float]:
 
 def _rope_parameters(config: Any, file: GGUFFile) -> dict[str, Any]:
     """The rope of a config. Raises InputError for one that its class cannot compute."""
+    if config.model_type != "gemma3_text" and any(isinstance(part, dict) for part in config.rope_parameters.values()):
+        raise InputError(
+            f"{file.path} rotates by the kind of layer, which is not read of the architecture {file.architecture}"
+        )
     dimensions, base = rotated(file)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     common: dict[str, Any] = {"rope_theta": base}
@@ -282,11 +285,19 @@ def _llama3(factors: Tensor, file: GGUFFile) -> dict[str, Any] | None:
     if largest <= 1.0 or factors.min() != 1.0:
         return None
     plain = unscaled(*rotated(file))
-    smooth = (1 / factors - 1 / largest) / (1 - 1 / largest)
+    smooth = (1 / factors - 1 / largest) / (
+        1 - 1 / largest
+    )  # 1 for 4 turns and more within the original context, 0 below 1
     between = ((smooth > 0.01) & (smooth < 0.99)).nonzero().flatten().tolist()
-    original = round(float((1 + 3 * smooth[between[0]]) * 2 * math.pi / plain[between[0]])) if between else 8192
-    rope = {**LLAMA3, "factor": largest, "original_max_position_embeddings": original}
-    return rope if torch.allclose(llama3_divisors(plain, rope), factors, rtol=TOLERANCE, atol=0) else None
+    if between:
+        lengths = [round(float((1 + 3 * smooth[between[0]]) * 2 * math.pi / plain[between[0]]))]
+    else:
+        lengths = [8192, math.ceil(8 * math.pi / plain[factors == 1.0].min())]
+    for original in lengths:
+        rope = {**LLAMA3, "factor": largest, "original_max_position_embeddings": original}
+        if torch.allclose(llama3_divisors(plain, rope), factors, rtol=TOLERANCE, atol=0):
+            return rope
+    return None
 
 
 def llama3_divisors(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
@@ -299,9 +310,7 @@ def llama3_divisors(plain: Tensor, rope: Mapping[str, Any]) -> Tensor:
 
 def check_rope(model: Any, file: GGUFFile) -> None:
     """Raises InputError if a model rotates by other frequencies than its file says."""
-    expected = (
-        None if model.config.model_type in WITHOUT_ROPE or file.architecture in OF_TRANSFORMERS else frequencies(file)
-    )
+    expected = None if file.architecture in (*OF_TRANSFORMERS, *WITHOUT_ROPE) else frequencies(file)
     if expected is None:
         return
     buffers = {

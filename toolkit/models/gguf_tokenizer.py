@@ -205,8 +205,8 @@ def _sentencepiece(
     else:
         scheme = "first" if prefix else "never"
         splits = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
-    scores = file.keys.get(f"{KEY}scores")
-    if given is None and not is_gemma and scores is None:
+    scores = file.keys.get(f"{KEY}scores") or []
+    if given is None and not is_gemma and not scores:
         raise InputError(f"{file.path} has a tokenizer without scores ({KEY}scores)")
     # the order of Gemma's tokens is that of its merges, which its scores are not
     if given is None:

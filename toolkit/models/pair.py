@@ -317,11 +317,13 @@ def load_draft(
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder, a hub name, or toy/target."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     path = resolve(source)
+    # the class of a model's family would build another one than what was made of a GGUF file
+    kind: Any = PreTrainedTokenizerFast if gguf.is_converted(path) else AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        return kind.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever their files make them raise
         reason = first_line(error)
         if isinstance(path, Path) and not any(any(path.glob(files)) for files in TOKENIZER_FILES):
