@@ -117,9 +117,7 @@ def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_siz
     return LoadCost(grids[0], grids[1], "modelled", {"hardware": hardware, "devices": devices, "reached": REACHED})
 
 
-def costs_of_files(
-    cfg: commands.Advise | commands.Serving, count: int, batch_sizes: Sequence[int]
-) -> list[LoadCost]:
+def costs_of_files(cfg: commands.Advise | commands.Serving, count: int, batch_sizes: Sequence[int]) -> list[LoadCost]:
     """The cost tables of costs=FILE for `count` drafts; [] without it.
 
     Raises InputError for tables that would be read as flat, as they do not know these batch sizes or drafted tokens.

@@ -84,7 +84,9 @@ def test_times_that_fall_with_the_width_are_named_and_never_continued_to_nothing
     points = {(b, w, 0.0): s * b for b in (1.0, 2.0) for w, s in ((1.0, 0.01), (2.0, 0.008), (3.0, 0.0079))}
     grid = grid_of(points, "here")
     costs = LoadCost(grid_of(POINTS, "a"), grid, "measured")
-    assert costs.fall is not None and "the target's times fall from 0.01 s at width 1 to 0.008 s at width 2" in costs.fall
+    assert (
+        costs.fall is not None and "the target's times fall from 0.01 s at width 1 to 0.008 s at width 2" in costs.fall
+    )
     assert grid(1, 2.5) == pytest.approx(0.00795), "between its points it is what it was measured to be"
     assert grid(1, 500) == pytest.approx(0.0079) and grid(4, 500) == pytest.approx(4 * 0.0079)
     assert LoadCost(grid_of(POINTS, "a"), grid_of(POINTS, "b"), "measured").fall is None

@@ -124,7 +124,19 @@ def test_earlier_responses_are_copied_from_and_never_across_their_ends(tmp_path)
 def test_ids_that_are_no_tokens_of_the_pair_are_one_line_before_anything_is_decoded(method, key, tmp_path):
     pair = ModelPair.toy()
     size = pair.vocab_size
-    bad = ["[5, -100]", "[-1]", f"[5, {size}]", f"[{2**63}]", "[1e300]", "[1.5]", "[true]", '["5"]', "[[5]]", "null", "7"]
+    bad = [
+        "[5, -100]",
+        "[-1]",
+        f"[5, {size}]",
+        f"[{2**63}]",
+        "[1e300]",
+        "[1.5]",
+        "[true]",
+        '["5"]',
+        "[[5]]",
+        "null",
+        "7",
+    ]
     for number, ids in enumerate(bad):
         path = tmp_path / f"{number}.jsonl"
         path.write_text('{"token_ids": [5, 6]}\n{"token_ids": ' + ids + "}\n")

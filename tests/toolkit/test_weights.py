@@ -292,7 +292,9 @@ def half_weights(model):
 def test_a_target_whose_rows_depend_on_each_other_is_refused(toy, change):
     """Its logits after a text change with the tokens that are read beside it. A draft may do so."""
     target = change(copy.deepcopy(toy.target))
-    with pytest.raises(InputError, match=r"^the target \(LlamaForCausalLM\) cannot be decoded: its layer model\.[^\n]*$"):
+    with pytest.raises(
+        InputError, match=r"^the target \(LlamaForCausalLM\) cannot be decoded: its layer model\.[^\n]*$"
+    ):
         decoded(target)
     draft = change(copy.deepcopy(toy.draft))
     assert decoded(toy.target, draft) == greedy(toy.target)

@@ -51,7 +51,9 @@ class CostGrid:
             low, high = points[right - 1], points[right]
             step = values[right] - values[right - 1]
             beyond = max((at - high) / (high - low), 0.0)
-            values = values[right - 1] + min(max((at - low) / (high - low), 0.0), 1.0) * step + beyond * step.clip(min=0)
+            values = (
+                values[right - 1] + min(max((at - low) / (high - low), 0.0), 1.0) * step + beyond * step.clip(min=0)
+            )
         return float(values)
 
     @property

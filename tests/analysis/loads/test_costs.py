@@ -72,7 +72,11 @@ def test_a_file_that_would_be_read_as_flat_is_refused(tmp_path):
     path = tmp_path / "costs.csv"
     cfg = SimpleNamespace(costs=str(path), hardware=None)
     for lines, sizes, message in (
-        ("target,1,6,0,.011\n", (1, 64), "draft at batch size 64, .*; python -m analysis.timing batch_sizes=.1,64. writes"),
+        (
+            "target,1,6,0,.011\n",
+            (1, 64),
+            "draft at batch size 64, .*; python -m analysis.timing batch_sizes=.1,64. writes",
+        ),
         ("", (1,), "target at width 2, too, got those at width 1 alone"),
     ):
         path.write_text(head + lines)
