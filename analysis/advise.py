@@ -40,6 +40,7 @@ from data_gen.recording_by_start import DEEPEST
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
+from toolkit.files.text import visible
 from toolkit.models.pair import ModelPair, draft_command
 from toolkit.models.prompts import Prompt
 from toolkit.runs.stage import command, open_stage, prompt_files
@@ -202,14 +203,14 @@ def _publish(
     greedy = best_lengths(table, exported, greedy=True) if table.greedy.any() else None
     lengths = best_lengths(table, exported, greedy=False, method=FIXED if source_of[exported] else LOOKUP)
     write_exports(folder / "exports", source_of[exported], lengths, greedy, overrides)
-    text = [f"# Advice ({cost_note})", *(f"- {line}" for line in lines), markdown(readable(table))]
+    text = [f"# Advice ({cost_note})", *(f"- {visible(line)}" for line in lines), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
     title = (
         f"batch size {', '.join(map(str, table.batch.unique()))}; {cost_note}; settings of dev prompts, numbers of test "
         f"({spread_name(table.requests.min(), cfg.confidence)})"
     )
     show(readable(table), title, folder / "advice.md", ("batch", "method", "times plain", "note", "tokens/s"))
-    print("\n" + "\n".join(lines))
+    print(visible("\n" + "\n".join(lines)))
     alone = f"vllm.json by batch size, the others for batch size {smallest}"
     if (table.method == FIXED).any():
         print(f"files for serving engines: {folder / 'exports'} ({alone})")

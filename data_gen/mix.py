@@ -32,7 +32,7 @@ from toolkit.config import commands, instantiate, plain
 from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.files import journal
 from toolkit.files.atomic import read_json, write_atomic, write_folder, write_json
-from toolkit.files.text import first_line
+from toolkit.files.text import first_line, visible
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import distributions_along, picked
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
@@ -284,7 +284,7 @@ def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
         for text, from_draft, label in zip(texts, row["mask"], row["labels"], strict=True)
     ]
     length = row["prompt_length"]
-    return f"{''.join(texts[:length])} | {''.join(marked[length:])}".replace("\n", "⏎")
+    return visible(f"{''.join(texts[:length])} | {''.join(marked[length:])}".replace("\n", "⏎"))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from toolkit.files.atomic import write_text
 from toolkit.models.prompts import numbered_lines
 from toolkit.runs.stage import open_stage
 
+STREAMED = ("data:", "event:", "id:", "retry:", ":")  # how the lines of an event stream begin
 COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 
@@ -42,7 +43,7 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
         lengths, positions = by_length(histograms, cfg.cost_ratio, bootstrap), by_position(histograms, bootstrap)
         save_table(lengths, stage.folder, "lengths")
         save_table(positions, stage.folder, "positions")
-        left = f" {skipped} lines were left out: no counts, or rounds of changing length." if skipped else ""
+        left = f" {skipped} lines were left out: no counts, or no rounds of one length." if skipped else ""
         parts = ["# Observed acceptance", sentence(lengths)]
         parts += [f"{len(histograms)} requests, c = {cfg.cost_ratio:g}; {spread} over requests.{left}"]
         parts += [markdown(readable(lengths)), "Accepted, given that all tokens before it were:", markdown(positions)]
@@ -51,7 +52,7 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
     lengths = read_table(stage.folder, "lengths")
     show(readable(lengths), f"{len(histograms)} requests, c = {cfg.cost_ratio:g}", stage.folder / "observed.md")
     if skipped:
-        print(f"{skipped} lines are left out: no counts, or rounds of changing length")
+        print(f"{skipped} lines are left out: no counts, or no rounds of one length")
     print(sentence(lengths))
     return stage.folder
 
@@ -59,11 +60,13 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
 def read_histograms(path: Path) -> tuple[Array, int]:
     """Rounds by accepted tokens [requests, K + 1], and how many lines are left out. Raises InputError for contradictions."""
     histograms: list[list[int]] = []
-    skipped = 0
+    skipped, reasons = 0, set[str]()
     for number, line in numbered_lines(path, "a file of responses"):
         try:
-            if (rounds := _histogram(line)) is None:
+            rounds = _histogram(line)
+            if isinstance(rounds, str):
                 skipped += 1
+                reasons.add(rounds)
                 continue
             histograms.append(rounds)
             served, before = len(rounds) - 1, len(histograms[0]) - 1
@@ -73,8 +76,8 @@ def read_histograms(path: Path) -> tuple[Array, int]:
             raise InputError(f"{path}, line {number}: {error}") from None
     if not histograms:
         raise InputError(
-            f"{path}: none of {skipped} lines has counts of rounds of a fixed length; start vLLM with "
-            "--per-request-spec-decode-metrics summary"
+            f"{path}: none of {skipped} lines has counts of rounds of a fixed length ({', '.join(sorted(reasons))}); start "
+            "vLLM with a draft and --per-request-spec-decode-metrics summary"
         )
     return np.array(histograms, dtype=float), skipped
 
@@ -107,6 +110,8 @@ def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
 
 def sentence(lengths: pd.DataFrame) -> str:
     """The answer in one sentence: the best of the draft lengths whose speed-up has an interval (or range) above 1."""
+    if lengths.throughput_low[1:].isna().all():
+        return "Nothing is advised: so few requests show no spread; give the counts of more."
     faster, served = lengths[lengths.throughput_low > 1], lengths.iloc[-1]
     if faster.empty:
         beyond = "beyond its interval" if served.requests >= ENOUGH else "in every request"
@@ -132,18 +137,26 @@ def readable(lengths: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _histogram(line: str) -> list[int] | None:
-    """The rounds of one answer by accepted tokens, checked against its other counts; None if it has none of one length."""
+def _histogram(line: str) -> list[int] | str:
+    """The rounds of one answer by accepted tokens, checked against its other counts; why not, if it has none of one length."""
+    whole = "expected whole answers, one JSON object per line, got a part of a stream: ask with stream=false"
+    if line.startswith(STREAMED):
+        raise InputError(whole)
     try:
         answer = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"expected a JSON object, got {error}") from None
     if not isinstance(answer, dict):
         raise InputError(f"expected a JSON object, got {type(answer).__name__}")
+    choices = [choice for choice in answer.get("choices") or () if isinstance(choice, dict)]
+    if str(answer.get("object")).endswith(".chunk") or any(
+        not choice.get("finish_reason", "none") for choice in choices
+    ):
+        raise InputError(whole)
     metrics = answer.get("metrics")
     counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     if not isinstance(counts, dict):
-        return None
+        return "no counts"
     rounds, numbers = counts.get("acceptance_histogram"), {name: counts.get(name) for name in COUNTS}
     wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
     if wrong or not isinstance(rounds, list) or not all(type(value) is int and value >= 0 for value in rounds):
@@ -159,6 +172,8 @@ def _histogram(line: str) -> list[int] | None:
             f"acceptance_histogram says {sum(rounds)} rounds and {total} accepted tokens, num_spec_steps and "
             f"num_accepted_draft_tokens say {steps} and {accepted}"
         )
-    if steps == 0 or width == 0 or drafted != width * steps:  # rounds of other lengths say nothing of a fixed one
-        return None
+    if width == 0:
+        return "num_spec_tokens=0: nothing was drafted"
+    if steps == 0 or drafted != width * steps:  # rounds of other lengths say nothing of a fixed one
+        return "no rounds, or of changing length"
     return rounds + [0] * (width + 1 - len(rounds))

@@ -16,12 +16,10 @@ from analysis.tables.files import as_markdown_text
 from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
+from toolkit.files.text import visible
 from toolkit.runs.tracking import PROJECT, unreachable
 
 VERSION = 1  # of the JSON file
-# Control characters that models write, as signs: their bytes end some readers' pages, or change what a terminal shows.
-VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-VISIBLE |= dict.fromkeys(range(128, 160), 0xFFFD)
 TABLES = ("frontier/frontier", "compare/table", "sweep/summary")  # logged as tables, the others as figures
 PUBLISHED = "published.json"  # where the report is
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
@@ -34,7 +32,7 @@ def render(template: str, facts: dict[str, Any]) -> str:
         autoescape=template.endswith(".html.j2"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
-        finalize=lambda value: value.translate(VISIBLE) if type(value) is str else value,
+        finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters["md"] = lambda value: as_markdown_text(str(value))
     return environment.get_template(template).render(**facts)
@@ -42,7 +40,7 @@ def render(template: str, facts: dict[str, Any]) -> str:
 
 def scripts(specs: dict[str, Any]) -> dict[str, str]:
     """What the HTML page carries inside. "<" is an escape in its JSON, so that no text can end the script element."""
-    charts = json.dumps({"specs": specs, "dark": DARK}, ensure_ascii=False, allow_nan=False, default=str)
+    charts = visible(json.dumps({"specs": specs, "dark": DARK}, ensure_ascii=False, allow_nan=False, default=str))
     library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") if specs else ""
     return {
         "library": library.replace("</script", "<\\/script"),

@@ -19,7 +19,7 @@ from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import write_atomic
 from toolkit.files.terminal import print_table, width
-from toolkit.files.text import first_line, lines_of
+from toolkit.files.text import first_line, lines_of, visible
 
 BREAKS = re.compile(r"[\r\n\v\f\x85\u2028\u2029]+")  # what some reader takes for the end of a line
 BAR = re.compile(r"(?<!\\)\|")  # between columns of Markdown
@@ -131,8 +131,8 @@ def cell(value: Any) -> str:
 
 def as_markdown_text(text: str) -> str:
     """Text of a model, a prompt or a user for Markdown. It is shown, and never read as markup or as the end of a cell."""
-    escaped = html.escape(text, quote=False)
-    return BREAKS.sub(" ", escaped.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\("))
+    escaped = html.escape(visible(BREAKS.sub(" ", text)), quote=False)
+    return escaped.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(")
 
 
 def _is_list(value: Any) -> bool:

@@ -26,6 +26,11 @@ def answer(histogram, **changed):
     return json.dumps({"id": "x", "choices": [], "metrics": {"speculative_decoding": {**counts, **changed}}})
 
 
+def chunk(kind, finish_reason):
+    """A part of a streamed answer, which holds the counts so far."""
+    return json.dumps({**json.loads(answer([3, 1])), "object": kind, "choices": [{"finish_reason": finish_reason}]})
+
+
 def write(tmp_path, *lines):
     path = tmp_path / "answers.jsonl"
     path.write_text("\n".join(lines) + "\n")
@@ -40,7 +45,7 @@ def test_the_example_of_the_engines_documentation(tmp_path):
     assert lengths.tokens_per_round.iloc[-1] == pytest.approx(1.2325581395348837)
     assert lengths.tokens_per_round.iloc[0] == lengths.throughput.iloc[0] == 1
     assert lengths.throughput.iloc[2] == pytest.approx((1 + 4 / 43 + 3 / 43) / 1.2)
-    assert observed.sentence(lengths).startswith("Do not draft")
+    assert observed.sentence(lengths).startswith("Nothing is advised"), "one request shows no spread"
 
 
 def test_positions_are_conditional_and_resampled_by_request():
@@ -88,6 +93,11 @@ def test_the_command_ends_with_a_sentence_and_finds_its_work_finished(tmp_path, 
     (answer([3, 1], num_spec_steps=9), "line 2: acceptance_histogram says 4 rounds and 1 accepted tokens"),
     (answer([3, 1, 1]), "num_spec_tokens is 2, 1 before: split the file by it"),
     (answer([3, 1], acceptance_histogram=[3, 1, 0, 0]), "acceptance_histogram has 4 entries"),
+    (answer([3, 1], num_spec_tokens=True), "expected numbers of at least 0: num_spec_tokens"),
+    ('data: {"object": "chat.completion.chunk"}', "line 2: expected whole answers, .* ask with stream=false"),
+    ("data: [DONE]", "line 2: expected whole answers"),
+    (chunk("chat.completion.chunk", "stop"), "line 2: expected whole answers"),
+    (chunk("text_completion", None), "line 2: expected whole answers"),
 ])  # fmt: skip
 def test_counts_that_cannot_be_are_refused_with_their_line(tmp_path, line, words):
     with pytest.raises(InputError, match=words):
@@ -97,8 +107,10 @@ def test_counts_that_cannot_be_are_refused_with_their_line(tmp_path, line, words
 def test_rounds_of_changing_length_are_left_out(tmp_path):
     path = write(tmp_path, answer([1, 2]), answer([3, 1], num_draft_tokens=3))
     assert observed.read_histograms(path)[1] == 1
-    with pytest.raises(InputError, match="none of 1 lines has counts of rounds of a fixed length; start vLLM with"):
+    with pytest.raises(InputError, match=r"none of 1 lines has counts .* \(no counts\); start vLLM"):
         observed.read_histograms(write(tmp_path, '{"choices": []}'))
+    with pytest.raises(InputError, match="none of 2 lines .*num_spec_tokens=0: nothing was drafted"):
+        observed.read_histograms(write(tmp_path, answer([7]), answer([9])))
     with pytest.raises(InputError, match="expected a file of responses at .*, found none"):
         observed.read_histograms(tmp_path / "none.jsonl")
 
@@ -109,6 +121,7 @@ def test_requests_without_rounds_are_left_out(tmp_path):
     lengths = observed.by_length(histograms, 0.1, Bootstrap(20))
     assert lengths[["tokens_per_round", "throughput"]].notna().all(axis=None)
     assert lengths.throughput_low.isna().all(), "one request shows no spread"
+    assert observed.sentence(lengths).startswith("Nothing is advised: so few requests show no spread")
 
 
 def test_the_best_of_the_lengths_that_surely_pay_is_advised():

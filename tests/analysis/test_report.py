@@ -99,7 +99,7 @@ def test_tables_are_complete_and_larger_ones_named(tmp_path, inputs, made):
 
 
 NASTY = "<script>alert(1)</script> | [x](javascript:1) `a` </pre>\u2028"
-CONTROLS = "\0\x07\x1b[31m\x7f\x9b"
+CONTROLS = "\0\x07\x1b[31m\x7f\x9b\u202e\u2066"
 
 
 def test_any_folder_with_a_manifest_will_do_and_no_text_of_it_is_markup(tmp_path):
@@ -126,7 +126,7 @@ def test_any_folder_with_a_manifest_will_do_and_no_text_of_it_is_markup(tmp_path
     assert "<script" not in text and "](javascript" not in text
     library = html.index('<script type="module">') if '<script type="module">' in html else len(html)
     assert not set(CONTROLS) - set("[31m") & {*html[:library], *text}
-    assert "ok␀␇␛[31m␡\ufffd" in html
+    assert "ok␀␇␛[31m␡\ufffd\ufffd\ufffd" in html
     assert html.count('class="tok accepted"') == 2 and "[1 rejected]" in html, "one in the legend"
     for name in ("frontier", "sweep"):
         assert f"Missing: none of the folders is a {name}" in html, "what is not there is said to be missing"

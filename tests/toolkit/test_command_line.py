@@ -191,6 +191,17 @@ def test_a_package_of_the_users_that_hides_ours_is_named(tmp_path, monkeypatch):
     sources.clear()
 
 
+@pytest.mark.parametrize("module", ["analysis.sweep", "data_gen.responses"])
+@pytest.mark.parametrize("file", ["toolkit/__init__.py", "toolkit.py"])
+def test_a_toolkit_of_the_users_in_the_folder_of_a_command_is_named(module, file, tmp_path):
+    """The command is ours, and what it would import first is not."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    done = python(tmp_path, "-m", module)
+    line = f"error: {tmp_path / file} hides this toolkit's toolkit: rename it, or run the command in another folder\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
 NOBODY = """
 import os, pwd, sys
 def nobody(number): raise KeyError(number)

@@ -179,6 +179,14 @@ def test_prompts_are_strings_ids_or_messages(checkpoints):
         ModelPair(target=pair.target).encode("text")
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "hpu", "meta", "cuad", "CUDA"])
+def test_a_device_that_is_not_there_is_one_line_before_anything_is_loaded(device, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    for load in (lambda: ModelPair.toy(device=device), lambda: load_draft("toy/draft", device=device)):
+        with pytest.raises(InputError, match=rf"^device: expected .*cpu.*, got '?{device}[^\n]*$"):
+            load()
+
+
 def test_the_devices_of_a_pair_are_all_that_its_models_lie_on(checkpoints):
     """A map as accelerate leaves it; the layer on disk has its weights on meta and runs on a GPU."""
     pair = ModelPair.from_pretrained(*checkpoints)

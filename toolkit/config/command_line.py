@@ -15,6 +15,7 @@ from toolkit import config as configs
 from toolkit.config import files, papers
 from toolkit.errors import InputError, answer_signals, unknown_name
 from toolkit.files.digests import ensure_home
+from toolkit.files.text import visible
 
 APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
 _prepared: tuple[str, ...] | None = None  # the last command line that `prepare` has gone through
@@ -30,7 +31,7 @@ def check_command_line(config_name: str) -> None:
     try:
         sys.argv[1:] = prepare(config_name, sys.argv[1:])
     except InputError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {visible(str(error))}")
 
 
 def prepare(config_name: str, argv: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from toolkit.distillation.layers import layer_list, layers_in, shorter_model, skipped
+from toolkit.engine.device import check_device
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_folder, write_json
 from toolkit.files.text import first_line
@@ -47,6 +48,7 @@ def begin(
     tokenizer  the target's
     Raises InputError if the weights have another shape or another tokenizer, or if no model has such a shape.
     """
+    check_device(device)
     weights = source if from_pretrained is None else from_pretrained
     if weights is not None and is_eagle3(resolve(weights)):
         raise InputError(f"{weights} is an EAGLE-3 draft, which kind=eagle3 trains: expected a draft of its own")

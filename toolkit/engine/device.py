@@ -8,6 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.errors import InputError
+from toolkit.files.text import first_line
+
+
+def check_device(name: str) -> None:
+    """Raises InputError unless numbers can be kept on this device, and read from it."""
+    try:
+        torch.ones(1, device=name).item()
+    except Exception as error:  # of whatever stands between torch and the device
+        here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        here += ["mps"] if torch.backends.mps.is_available() else []
+        raise InputError(
+            f"device: expected one that is here ({', '.join(here)}), got {name}: {first_line(error)}"
+        ) from None
+
 
 def tensor_on(device: torch.device, values: Any) -> Tensor:
     """Whole numbers as a tensor on a device; to a GPU they are copied after the work already launched there."""

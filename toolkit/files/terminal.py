@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from toolkit.files.text import visible
+
 WIDTH = 120  # where stdout is not a terminal and COLUMNS says nothing
 NARROWEST = 24  # texts that are longer are broken over lines, and headings that are longer than TITLE
 TITLE = 10
@@ -42,35 +44,36 @@ def print_table(
     from rich.console import Console
     from rich.table import Table
 
+    title, names, rows = visible(title), [*map(visible, names)], [[*map(visible, row)] for row in rows]
     numbers = [*numeric, *[False] * (len(names) - len(numeric))]
     columns = [[row[i] for row in rows] for i in range(len(names))]
     needed = []  # the fewest cells: whole numbers, whole parts of texts, a heading that is broken between words
     for name, column, is_number in zip(names, columns, numbers, strict=True):
         body = [cell_len(text) if is_number else _needed(text, NARROWEST) for text in column]
         needed.append(max([_needed(name, max([*body, TITLE])), *body]))
-    visible: list[int] = []
+    fitting: list[int] = []
     used = -GAP
     for i, cells in enumerate(needed):
-        if not visible or used + GAP + cells <= width():
+        if not fitting or used + GAP + cells <= width():
             used += GAP + cells
-            visible.append(i)
-    widths = {i: needed[i] for i in visible}
-    for i in visible:  # what is left of the line goes to the columns that would be wider, from the first on
+            fitting.append(i)
+    widths = {i: needed[i] for i in fitting}
+    for i in fitting:  # what is left of the line goes to the columns that would be wider, from the first on
         longest = max(map(cell_len, ("", *columns[i])))
         more = min(max(longest - needed[i], 0), max(width() - used, 0))
         widths[i], used = needed[i] + more, used + more
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for i in visible:
+    for i in fitting:
         heading = "\n".join(_broken(names[i], widths[i]))
         table.add_column(heading, justify="right" if numbers[i] else "left", width=widths[i], no_wrap=True)
     for row in rows:
-        table.add_row(*(row[i] if numbers[i] else "\n".join(_broken(row[i], widths[i])) for i in visible))
+        table.add_row(*(row[i] if numbers[i] else "\n".join(_broken(row[i], widths[i])) for i in fitting))
     print()
-    total = sum(widths.values()) + GAP * (len(visible) - 1)
+    total = sum(widths.values()) + GAP * (len(fitting) - 1)
     Console(width=max(width(), total), highlight=False, markup=False).print(table)
-    if len(visible) < len(names):
+    if len(fitting) < len(names):
         where = "a wider terminal or COLUMNS=200 shows more" if rest is None else f"all of them: {rest}"
-        print(f"{len(names) - len(visible)} of {len(names)} columns do not fit; {where}")
+        print(f"{len(names) - len(fitting)} of {len(names)} columns do not fit; {where}")
 
 
 def _needed(text: str, comfortable: int) -> int:

@@ -1,4 +1,4 @@
-"""Lines of text, split at newline characters only.
+"""Lines of text, split at newline characters only, and text as people see it.
 
 `str.splitlines` also splits at U+0085, U+2028, form feeds and others, which texts may hold. A test forbids it everywhere.
 """
@@ -9,6 +9,17 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+# Characters that are not seen but change what is, as signs: control characters, whose bytes end some readers' pages or change
+# what a terminal shows, and those that turn the direction of all that follows (U+202E and its like).
+VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+TURNING = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+VISIBLE |= dict.fromkeys((*range(128, 160), *TURNING), 0xFFFD)
+
+
+def visible(text: str) -> str:
+    """Text of a model, a prompt or a user for a page, a figure or a terminal."""
+    return text.translate(VISIBLE)
 
 
 def lines_of(text: str, keep_ends: bool = False) -> list[str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from toolkit.config.others import DEVICE
 from toolkit.config.values import check_ranges, checked, shown
+from toolkit.engine.device import check_device
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.errors import InputError, warn
@@ -129,6 +130,7 @@ class ModelPair:
         end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
         Raises InputError if the tokenizers differ in another token, naming the first one.
         """
+        check_device(device)
         name = name or (Path(target).stem if is_gguf(target) else Path(target).name)
         names = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)
         if names and drafts:
@@ -307,6 +309,7 @@ def load_draft(
     """A draft without its target: training a head needs only its states. Arguments as in `from_pretrained`."""
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
+    check_device(device)
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     path = resolve(source)

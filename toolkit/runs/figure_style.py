@@ -1,18 +1,22 @@
 """One look for every figure: colours, sizes for one and two columns, and files in three formats.
 
+Signs that the usual font lacks (Chinese, Japanese, Korean names) come from an installed font that has them, or a line says so.
 PNG is for the screen, PDF and SVG for print and editing. The same data give the same bytes. No global setting stays changed.
 """
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from toolkit.errors import warn
 from toolkit.files.atomic import write_atomic
+from toolkit.files.text import visible
 
 Width = Literal["column", "page"]
 # Inches: one column of a two-column page, and both; and the type size that is readable there.
@@ -22,6 +26,8 @@ DPI = 200
 # Pairwise distinct with normal sight, protanopia, deuteranopia and tritanopia; contrast to white above 3 (tested).
 PALETTE = ("#0072B2", "#D55E00", "#2BA37C", "#B0266E", "#2E1A7A", "#5C4400")
 INK, MUTED, GRID, REST = "#1A1A1A", "#6E6E6E", "#E3E3E3", "#B4B4B4"
+USUAL = frozenset(map(chr, range(0x250)))  # Latin letters and signs, which every font has
+PLACEHOLDERS = "Last Resort"  # fonts that have boxes for every sign
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {"dpi": DPI, "metadata": {"Software": None}},
     "pdf": {"metadata": {"CreationDate": None, "Creator": None, "Producer": None}},
@@ -72,13 +78,51 @@ def figure(
         drawn = Figure(figsize=(inches, inches * aspect), dpi=DPI, layout="constrained")
         FigureCanvasAgg(drawn)
         yield drawn.subplots(rows, columns, squeeze=False, **subplots)
+        _make_legible(drawn)
         fonts = logging.getLogger("fontTools")  # tells every font table that it leaves out of a PDF
         level = fonts.level
         fonts.setLevel(logging.WARNING)
         try:
-            for kind, options in FORMATS.items():
-                save = partial(drawn.savefig, format=kind, **options)
-                write_atomic(Path(path).with_suffix(f".{kind}"), save)
-                drawn.set_layout_engine("none")  # the first format's layout serves all
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a line has said it
+                for kind, options in FORMATS.items():
+                    save = partial(drawn.savefig, format=kind, **options)
+                    write_atomic(Path(path).with_suffix(f".{kind}"), save)
+                    drawn.set_layout_engine("none")  # the first format's layout serves all
         finally:
             fonts.setLevel(level)
+
+
+def _make_legible(drawn: Any) -> None:
+    """Give the texts of a figure fonts that have their signs, and show signs that would turn or hide others."""
+    from matplotlib.text import Text
+
+    texts = [text for text in drawn.findobj(Text) if text.get_text()]
+    for text in texts:
+        text.set_text(visible(text.get_text()))
+    unusual = frozenset("".join(text.get_text() for text in texts)) - USUAL
+    if unusual and (families := _families(unusual)):
+        for text in texts:
+            text.set_fontfamily([*text.get_fontfamily(), *families])
+
+
+@cache
+def _families(signs: frozenset[str]) -> tuple[str, ...]:
+    """Installed fonts that have the signs which the usual one lacks, as few as there need be; warns of what none has."""
+    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+
+    def signs_in(path: str) -> set[str]:
+        return {sign for sign in missing if ord(sign) in get_font(path).get_charmap()}
+
+    missing = set(signs)
+    missing -= signs_in(findfont(FontProperties()))
+    families: list[str] = []
+    for entry in fontManager.ttflist:
+        if missing and not entry.name.startswith(PLACEHOLDERS) and (there := signs_in(entry.fname)):
+            families.append(entry.name)
+            missing -= there
+    if missing:
+        warn(
+            f"figures: no installed font has {''.join(sorted(missing))}, boxes are drawn; install one, as fonts-noto-cjk"
+        )
+    return tuple(families)

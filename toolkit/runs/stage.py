@@ -32,6 +32,7 @@ from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_conten
 from toolkit.errors import InputError, StaleError, interrupted
 from toolkit.files import digests, journal, lock
 from toolkit.files.atomic import content_hash, parse_json_file, write_failure, write_json
+from toolkit.files.text import visible
 
 MANIFEST = journal.MANIFEST
 APP_NAME = "acceptance-toolkit"  # hydra.help.app_name of every command (conf/paths/default.yaml)
@@ -386,7 +387,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         register(ConfigStore.instance())
         main()
     except InputError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {visible(str(error))}")
     except (KeyboardInterrupt, SystemExit) as error:
         for cause in (error, error.__context__):  # Lightning exits with 1 after Ctrl-C
             if isinstance(cause, KeyboardInterrupt):
@@ -397,7 +398,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
 def one_line(error: Exception) -> str | None:
     """What a user can fix: bad input, or files that cannot be written or read; None for other errors."""
     if isinstance(error, InputError):
-        return str(error)
+        return visible(str(error))
     reason, file = write_failure(error), getattr(error, "filename", None)
     if getattr(error, "errno", None) is None:
         return None

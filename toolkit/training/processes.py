@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from pytorch_lightning.accelerators import AcceleratorRegistry
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities import rank_zero_only
 from torch import distributed
@@ -72,6 +73,18 @@ def check_processes(
         raise InputError("trainer=fsdp: expected optimizer.lr=NUMBER: the trial that finds one trains whole heads")
 
 
+def check_accelerator(trainer: Mapping[str, Any]) -> None:
+    """Raises InputError if the machine has not what a trainer's config asks to train on."""
+    wanted = str(trainer.get("accelerator", "auto"))
+    kinds = sorted(AcceleratorRegistry.available_accelerators())
+    here = [kind for kind in kinds if AcceleratorRegistry.get(kind).is_available()]
+    gpu = ["gpu"] if {"cuda", "mps"} & {*here} else []
+    if wanted not in ("auto", *gpu, *here):
+        raise InputError(
+            f"trainer.accelerator: expected one that is here ({', '.join(['auto', *gpu, *here])}), got {wanted}"
+        )
+
+
 class Processes:
     """The processes of one training that torchrun or Slurm has started; a single one otherwise."""
 
@@ -89,6 +102,7 @@ class Processes:
             accelerators=torch.cuda.device_count(),
             rate=cfg.optimizer.get("lr") is not None,
         )
+        check_accelerator(cfg.trainer)
         processes = cls(cfg.trainer)
         if not is_first_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -1,5 +1,6 @@
 """Figures: a palette that everybody can tell apart, and curves that group settings as one reads them."""
 
+import warnings
 from itertools import combinations
 
 import numpy as np
@@ -126,3 +127,30 @@ def test_figures_of_rounds_and_costs_take_tables(tmp_path):
 def test_a_sweep_in_which_only_plain_decoding_succeeded_has_its_figure(tmp_path):
     """Every other setting failed, on a full disk for one: the failures are what is said, not an axis without ends."""
     assert plots.pareto(settings(PLAIN, [""]), tmp_path / "alone.png", "plain").exists()
+
+
+def test_signs_come_from_a_font_that_has_them_or_a_line_says_that_none_does(tmp_path):
+    """As names in Chinese: a font that is installed is found; without one, a box and one line."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    from toolkit.runs.figure_style import figure
+
+    usual, other = (
+        get_font(findfont(FontProperties(family=[name]))).get_charmap() for name in ("sans-serif", "STIXGeneral")
+    )
+    sign, none = chr(min(set(other) - set(usual) - set(range(0x250)))), "\U0010fffd"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for title in (f"draft {sign}", "draft"):
+            with figure(tmp_path / f"{len(title)}.png") as axes:
+                axes[0, 0].set_title(title)
+                axes[0, 0].set_xticks([0, 1], labels=[title, "b"])
+    assert b"STIX" in (tmp_path / "7.svg").read_bytes() and b"STIX" not in (tmp_path / "5.svg").read_bytes()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name in ("a", "b"):
+            with figure(tmp_path / f"{name}.png") as axes:
+                axes[0, 0].set_title(f"{none} \u202etfard")
+    (line,) = (str(warning.message) for warning in caught)
+    assert line.startswith(f"figures: no installed font has {none}, boxes are drawn")
+    assert "\u202e" not in (tmp_path / "a.svg").read_text() and "\ufffdtfard" in (tmp_path / "a.svg").read_text()

@@ -115,3 +115,12 @@ def test_the_bound_is_named_where_it_ends_rounds():
     settings = pd.DataFrame([{"method": m, "setting": s, "throughput": 2.0 - (s == "c=.9")} for m, s in drafted])
     (line,) = bound_notes(lengths, settings, bound=3)
     assert line.startswith("rate c=.1: the bound of 3 drafted tokens ended 20% of its rounds")
+
+
+def test_signs_that_would_turn_or_hide_others_are_shown_as_signs(capsys):
+    """On the console and in Markdown: names of a user, texts of a model."""
+    frame = pd.DataFrame({"a\u202eb": ["\x1b[31mred\u2067", "עברית"]})
+    show(frame, "title\u202e")
+    for text in (capsys.readouterr().out, markdown(frame)):
+        assert "a\ufffdb" in text and "␛[31mred\ufffd" in text and "עברית" in text
+        assert not {"\x1b", "\u202e", "\u2067"} & {*text}

@@ -21,7 +21,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.training.batches import ExampleBatches, Examples
 from toolkit.training.examples import Positions
-from toolkit.training.processes import check_number, check_processes, is_distributed
+from toolkit.training.processes import check_accelerator, check_number, check_processes, is_distributed
 from toolkit.training.trainer import build_trainer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -269,3 +269,13 @@ def test_two_processes_distil_the_draft_of_one_with_twice_the_batch(tiny_overrid
         torch.testing.assert_close(values, right[name], rtol=0, atol=1e-6)  # losses are computed in float32
     mine, theirs = (read_json(folder / "metrics.json") for folder in (one, tmp_path / "two"))
     assert mine == pytest.approx(theirs, rel=1e-6)
+
+
+def test_an_accelerator_that_is_not_there_is_one_line_before_anything_is_made():
+    for wanted in ("auto", "cpu"):
+        check_accelerator({"accelerator": wanted})
+    for wanted in ("tpu", "gpuu", *([] if torch.cuda.is_available() or torch.backends.mps.is_available() else ["gpu"])):
+        with pytest.raises(
+            InputError, match=rf"^trainer.accelerator: expected one that is here \(auto, .*, got {wanted}$"
+        ):
+            check_accelerator({"accelerator": wanted})

@@ -84,7 +84,7 @@ class Proposer(ABC):
         """How many of a pair's draft models take part."""
         return available if self.uses_all_drafts else min(available, 1)
 
-    def check(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int) -> None:  # noqa: B027  # most have nothing to check
         """Raises InputError if it would draft tokens that the target has not."""
 
     @abstractmethod
