@@ -193,6 +193,13 @@ def test_the_model_and_the_sampling_name_the_folder_and_no_address_does(make, st
 # -- servers that fail ------------------------------------------------------------------------------------------------
 
 
+def status(code: int, body: str = "", **headers: str):
+    def fault(request, answer):
+        raise Status(code, body, **headers)
+
+    return fault
+
+
 def down(stub: StubTarget) -> None:
     """From now on nothing is answered."""
 
@@ -210,22 +217,22 @@ def test_an_endpoint_that_is_down_is_left_out_with_one_line(make, stub, capsys):
 
 
 def test_what_came_before_an_endpoint_went_down_is_not_asked_again(make, stub, checkpoints, tmp_path):
-    def six(request, answer):
-        if len(stub.requests) > 6:
+    def nine(request, answer):  # two rows are left: it answers no plain request either, so they do not fail
+        if len(stub.requests) > 9:
             down(stub)
             raise OSError
         return answer
 
-    stub.change = six
+    stub.change = nine
     with pytest.raises(InputError, match="no endpoint is left"):
         make("served.concurrency=1")
     kept = [path for path in (tmp_path / "out").rglob("*.jsonl") if path.parent.name == "rows"]
-    assert (tmp_path / "out" / "shard-00000.jsonl").exists() and len(kept) == 2
+    assert (tmp_path / "out" / "shard-00000.jsonl").exists() and len(kept) == 3
     with kept[-1].open("a") as file:
         file.write('{"kept": {"row": ')  # as a kill leaves it
     with stub_target(str(checkpoints[0])) as other:
         folder = make(addresses=[other.address])
-        assert len(other.requests) == COUNT - 6
+        assert len(other.requests) == COUNT - 9
         said = [other.response({"prompt": row["prompt_ids"], "max_tokens": 6}) for row in rows_of(folder)]
     assert [row["token_ids"] for row in rows_of(folder)] == said
     assert not (folder / "rows").exists()
@@ -248,6 +255,24 @@ def test_the_rows_of_an_endpoint_that_goes_down_go_to_the_others(make, stub, che
             assert sum(read_manifest(folder)["served"]["endpoint"].values()) == COUNT
 
 
+def test_an_endpoint_that_is_left_out_costs_a_row_no_turn(make, stub, checkpoints):
+    """The row that the first one took fails once at the second one, and is asked again."""
+    stub.change = status(401)
+    with stub_target(str(checkpoints[0])) as other:
+
+        def change(request, answer):
+            time.sleep(0.05)
+            taken = [body["prompt"] for body in stub.requests]
+            if request["prompt"] in taken and sum(body["prompt"] in taken for body in other.requests) == 1:
+                raise Status(500)
+            return answer
+
+        other.change = change
+        folder = make("served.attempts=1", "served.concurrency=1", addresses=[stub.address, other.address])
+        assert len(stub.requests) == 1 and len(other.requests) == COUNT + 1
+    assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT}
+
+
 def test_an_endpoint_that_stalls_is_left_and_its_rows_are_not_lost(make, stub, checkpoints):
     with stub_target(str(checkpoints[0])) as other:
         stub.change = lambda request, answer: (stub.over.wait(30), answer)[1]
@@ -262,13 +287,6 @@ def every_third(stub: StubTarget, fault):
         return fault(request, answer) if len(stub.requests) % 3 == 0 else answer
 
     return change
-
-
-def status(code: int, body: str = "", **headers: str):
-    def fault(request, answer):
-        raise Status(code, body, **headers)
-
-    return fault
 
 
 def hang_up(request, answer):
@@ -397,6 +415,8 @@ LIES = {
     "aborted": (choice(finish_reason="abort"), "its finish_reason is 'abort'"),
     "goes on": (choice(token_ids=[5, 2, 5], finish_reason="length"), "it goes on after an end of text, token 2 of 3"),
     "short": (choice(token_ids=[5, 6], finish_reason="length"), "it ends for its length after 2 tokens, asked for were 6"),
+    "an end beyond the length": (
+        choice(token_ids=[5] * 6, finish_reason="stop", matched_stop=2), "it stops at the token 5, which ends no text"),
     "another end": (choice(token_ids=[5, 6], finish_reason="stop"), "it stops at the token 6, which ends no text"),
 }  # fmt: skip
 

@@ -252,6 +252,12 @@ def test_one_refused_question_is_left_out(stub):
     assert len(stub.requests) == 11  # nothing is asked again
 
 
+def test_a_judge_that_answers_now_and_then_is_not_given_up(stub):
+    stub.answers = ([sends(500, b"")] * (endpoint.GIVE_UP - 1) + [says("[[6]]")]) * 3
+    scores = judged(asking(stub, retries=0), [f"{i}" for i in range(3 * endpoint.GIVE_UP)])
+    assert [score.counts for score in scores].count((6, 1)) == 3
+
+
 @pytest.mark.parametrize("answer", [sends(400, b""), sends(500, b"")])
 def test_a_judge_that_never_answers_is_given_up(stub, answer, tmp_path):
     stub.answers = [answer]
