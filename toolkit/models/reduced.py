@@ -28,12 +28,21 @@ CONFIG, WEIGHTS = "reduced_config.json", "model.safetensors"
 
 
 class ReducedOutput(nn.Module):
-    """An output layer of some rows: states [..., D] -> logits [..., V], -inf for the tokens it has no row for."""
+    """An output layer of some rows: states [..., D] -> logits [..., V], -inf for the tokens it has no row for.
+
+    Raises InputError unless the rows are of different tokens below V.
+    """
 
     kept: Tensor
 
     def __init__(self, rows: nn.Linear, kept: Tensor, size: int):
         super().__init__()
+        if (
+            len(kept) != rows.out_features
+            or not set(kept.tolist()) <= set(range(size))
+            or len(kept.unique()) < len(kept)
+        ):
+            raise InputError(f"a reduced vocabulary: expected {rows.out_features} different tokens below {size}")
         self.rows, self.size = rows, size
         self.register_buffer("kept", kept)
 
