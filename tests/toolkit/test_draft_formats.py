@@ -16,6 +16,7 @@ from toolkit.engine import open_session
 from toolkit.errors import InputError
 from toolkit.models import eagle3
 from toolkit.models.pair import load_draft, load_tokenizer, resolve
+from toolkit.models.reduced import ReducedOutput
 from toolkit.testing import tiny_llama
 
 V, KEPT, D, HEADS, KV, SIZE, INNER, EPS = 97, 40, 16, 4, 2, 4, 24, 1e-5
@@ -378,6 +379,12 @@ def test_a_pickle_that_is_cut_off_or_runs_code_is_one_line(code, target, tmp_pat
         with pytest.raises(InputError, match="is not a whole file of weights") as error:
             call()
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("tokens", [[1, 1, 2], [0, 1, 5], [-1, 1, 2], [0, 1]])
+def test_rows_are_of_different_tokens(tokens):
+    with pytest.raises(InputError, match="expected 3 different tokens below 5"):
+        ReducedOutput(torch.nn.Linear(4, 3), torch.tensor(tokens), 5)
 
 
 LAYER = {

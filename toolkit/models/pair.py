@@ -345,9 +345,9 @@ def unshared_by(
         except InputError as error:
             if isinstance(source, Path):
                 raise
-            folder = f"hf download {source} --local-dir FOLDER, then pair.draft=FOLDER"
+            reason, folder = str(error).rstrip("."), f"hf download {source} --local-dir FOLDER, then pair.draft=FOLDER"
             raise InputError(
-                f"{error}; a draft without a tokenizer (EAGLE-3) is read from a folder: {folder}"
+                f"{reason}; a draft without a tokenizer (EAGLE-3) is read from a folder: {folder}"
             ) from error
         tokens |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
     return tuple(sorted(tokens))

@@ -35,12 +35,19 @@ class ReducedOutput(nn.Module):
     """An output layer of some rows: states [..., D] -> logits [..., V'] of the kept tokens.
 
     alone  whether the model's logits stay those of the rows
+    Raises InputError unless the rows are of different tokens below V.
     """
 
     kept: Tensor
 
     def __init__(self, rows: nn.Linear, kept: Tensor, size: int):
         super().__init__()
+        if (
+            len(kept) != rows.out_features
+            or not set(kept.tolist()) <= set(range(size))
+            or len(kept.unique()) < len(kept)
+        ):
+            raise InputError(f"a reduced vocabulary: expected {rows.out_features} different tokens below {size}")
         self.rows, self.size, self.alone = rows, size, False
         self.register_buffer("kept", kept)
 
