@@ -148,6 +148,12 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     assert len(namespace["table"])
 
 
+def test_every_folder_of_the_packages_has_its_room():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    folders = [path.parent for package in ("toolkit", "analysis") for path in (ROOT / package).glob("*/__init__.py")]
+    assert folders and [folder.name for folder in folders if f"`{folder.name}/`" not in page] == []
+
+
 def test_every_command_is_documented():
     assert commands() - INTERNAL - merged() == {words[2] for words in command_lines(DOCS / "commands.md")}
 

@@ -62,7 +62,7 @@ def write_exports(
         settings |= {"assistant_confidence_threshold": 0.0}
         transformers = {"assistant_model": draft, "assistant_generation_config": settings}
     files = {"toolkit.txt": "\n".join(advised) + "\n"}
-    if not reads_states:  # transformers and llama.cpp load no such draft
+    if not reads_states:  # transformers loads no such draft
         files["transformers.json"] = json.dumps(transformers, indent=2) + "\n"
     if draft is not None:
         vllm: dict[str, Any] = {
@@ -74,18 +74,16 @@ def write_exports(
         vllm["draft_sample_method"] = "probabilistic" if greedy is None else "greedy"
         files["vllm.json"] = json.dumps(vllm if most else {}, indent=2) + "\n"
         files["sglang.txt"] = "# do not draft: start without --speculative-algorithm\n"
-        if not reads_states:
-            files["llama_cpp.txt"] = "# do not draft: start without --spec-type\n"
+        files["llama_cpp.txt"] = "# do not draft: start without --spec-type\n"
         if greedy_length:
             files["sglang.txt"] = (
                 f"--speculative-algorithm {'EAGLE3' if reads_states else 'STANDALONE'} "
                 f"--speculative-draft-model-path {draft} --speculative-num-steps {greedy_length} "
                 f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {greedy_length + 1}\n"
             )
-        if greedy_length and not reads_states:
             files["llama_cpp.txt"] = (
-                f"--spec-type draft-simple --spec-draft-model {draft}.gguf --spec-draft-n-max {greedy_length} "
-                "--spec-draft-p-min 0\n"
+                f"--spec-type {'draft-eagle3' if reads_states else 'draft-simple'} --spec-draft-model {draft}.gguf "
+                f"--spec-draft-n-max {greedy_length} --spec-draft-p-min 0\n"
             )
     return [write_text(folder / name, content) for name, content in files.items()]
 

@@ -52,7 +52,10 @@ class ExpectedAcceptance:
 def expected_acceptance(
     rule: SelectionRule, scheme: str, target_probs: Tensor, draft_probs: Tensor, uniforms: Tensor
 ) -> ExpectedAcceptance:
-    """Means over R draws of the candidates: target_probs [N, V], the draft's side as above, uniforms [R, N, K]. float64 out."""
+    """Means over R draws of the candidates, in float64.
+
+    target_probs [N, V]; uniforms [R, N, K]; draft_probs: what the scheme draws from (`MethodRule.draft_side`)
+    """
     accepted, added = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
     num_drafts = uniforms.shape[-1]
     uniforms = uniforms[:1] if scheme == "top_k" else uniforms
@@ -110,7 +113,7 @@ def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: s
 
 
 def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:
-    """How far candidates [N, K] are from their mean in what is known of it [N]: see above."""
+    """A control variate [N] of candidates [N, K], of mean 0: how much more than on average the first one is accepted."""
     num_drafts = drawn.shape[-1]
     if scheme != "without_replacement" and (scheme != "greedy" or num_drafts > 1):
         return torch.zeros(len(drawn), dtype=torch.float64, device=drawn.device)
@@ -164,7 +167,10 @@ class MethodRule:
         return 1 + max((draft for draft, _ in self.sources), default=0)
 
     def draft_side(self, reading: Reading, temperature: float | None, num_drafts: int) -> Tensor:
-        """What `expected_acceptance` takes for K candidates: see there. temperature: of drafts without one of their own."""
+        """What K candidates are drawn from: probabilities [N, V], those of each source [N, K, V], or logits for top_k.
+
+        temperature  of drafts without one of their own
+        """
         if self.scheme == "top_k":
             return reading.draft_logits[0]
         if not self.sources:

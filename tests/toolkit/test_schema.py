@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,16 @@ def test_declared_keys_of_other_classes_exist_there():
         known = sources.keys_of(target)
         assert known is not None, target
         assert known.takes_any or set(declared) <= set(known.keys), target
+
+
+@pytest.mark.parametrize("name", choices("stopping"))
+def test_comments_of_a_policy_name_keys_that_it_has(name):
+    """A word in backticks or with an underscore, in a comment of conf/stopping."""
+    path = CONF / "stopping" / f"{name}.yaml"
+    keys = {part for key in config.flatten(config.unresolved(OmegaConf.load(path))) for part in key.split(".")}
+    for line in path.read_text().split("\n"):
+        for quoted, word in re.findall(r"`(\w+)`|\b([a-z]+_[a-z_]+)\b", line.partition("#")[2]):
+            assert (quoted or word) in keys, line
 
 
 def test_every_rule_has_its_yaml_and_every_yaml_its_rule():

@@ -8,7 +8,8 @@ from typing import Any
 from toolkit.errors import warn
 from toolkit.sampling import Sampling
 
-OBEYED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
+SAME = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # called alike there and in `Sampling`
+OBEYED = (*SAME, "stop")
 OTHERS = {  # what else changes which tokens are drawn, and the value that changes nothing
     "bad_words_ids": None, "begin_suppress_tokens": None, "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
@@ -24,7 +25,7 @@ def resolved(sampling: Sampling, model: Any) -> Sampling:
     Warns of the fields of that config which this sampling does not follow.
     """
     config = getattr(model, "generation_config", None)
-    stored = {name: value for name in (*OBEYED[:-1], *OTHERS) if (value := getattr(config, name, None)) is not None}
+    stored = {name: value for name in (*SAME, *OTHERS) if (value := getattr(config, name, None)) is not None}
     if getattr(config, "do_sample", None) is False:
         stored["temperature"] = 0.0
     if stops := getattr(config, "stop_strings", None):

@@ -51,9 +51,10 @@ def test_a_draft_that_reads_states_is_named_as_such(tmp_path):
     (tmp_path / "draft").mkdir()
     (tmp_path / "draft" / "config.json").write_text('{"speculators_model_type": "eagle3"}')
     written = write_exports(tmp_path, str(tmp_path / "draft"), {1: 3}, None, ["method=speculative"])
-    assert {path.name for path in written} == {"vllm.json", "sglang.txt", "toolkit.txt"}
+    assert {path.name for path in written} == {"vllm.json", "sglang.txt", "llama_cpp.txt", "toolkit.txt"}
     assert json.loads((tmp_path / "vllm.json").read_text())["method"] == "eagle3"
     assert "--speculative-algorithm EAGLE3 " in (tmp_path / "sglang.txt").read_text()
+    assert "--spec-type draft-eagle3 " in (tmp_path / "llama_cpp.txt").read_text()
 
 
 def test_flags_of_other_engines(tmp_path):
