@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from toolkit import ModelPair, config, generate
 from toolkit.engine import TabularModel
+from toolkit.engine.capture import CaptureGuard
 from toolkit.errors import InputError
 from toolkit.models import reduced
 from toolkit.models.pair import TOY, check_same_tokenizer, load_draft, load_tokenizer
@@ -234,6 +235,7 @@ def test_kept_logits_are_the_models_own_and_the_others_cannot_be_drawn(reduced_p
     torch.testing.assert_close(ours[..., KEPT], whole[..., KEPT])
     assert bool(ours[..., others].isneginf().all())
     assert reduced_pair.vocab_size == 1024
+    assert not CaptureGuard(reduced_pair.draft).hooks, "its forward passes can be captured"
     target = torch.rand(1024, 96, generator=torch.Generator().manual_seed(1))
     plain = reduced.whole_vocabulary(reduced_pair.draft, target)
     assert torch.equal(plain.lm_head.weight[others], target[others])
