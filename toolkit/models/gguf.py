@@ -96,10 +96,7 @@ def _load(file: GGUFFile, folder: Path) -> Any:
     file.link(whole)
     try:
         config = gguf_config.complete(AutoConfig.from_pretrained(folder, gguf_file=whole.name), file)
-        options: dict[str, Any] = {
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,
-        }  # they are refused below
+        options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below
         loaded, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             folder, gguf_file=whole.name, config=config, dtype=torch.float32, **options
         )
@@ -123,7 +120,7 @@ def _load(file: GGUFFile, folder: Path) -> Any:
 @torch.no_grad()
 def _check_taken(model: Any, report: dict[str, Any], file: GGUFFile) -> None:
     """Raises InputError unless each tensor of the file is in the model, and nothing else is; biases that it lacks are zero."""
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     state = model.state_dict()
     for name, there, here in report["mismatched_keys"]:
@@ -134,11 +131,14 @@ def _check_taken(model: Any, report: dict[str, Any], file: GGUFFile) -> None:
             raise InputError(f"{file.path} lacks {name}, a weight of transformers' {type(model).__name__}")
         state[name].zero_()
     unused = set(file.names(UNUSED))
+    if further := file.get("nextn_predict_layers", 0):  # for several tokens at once; transformers leaves them out
+        first = file.get("block_count") - further
+        unused |= {name for name in file.names(r"blk\.\d+\..*") if int(name.split(".")[1]) >= first}
     there = sum(int(tensor.n_elements) for name, tensor in file.tensors.items() if name not in unused)
     here = sum({t.data_ptr(): t.numel() for name, t in state.items() if name not in missing}.values())
     if there != here:
-        kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
-        names = get_tensor_name_map(kinds[file.architecture], model.config.num_hidden_layers)
+        kind = next((kind for kind, name in MODEL_ARCH_NAMES.items() if name == file.architecture), MODEL_ARCH.LLAMA)
+        names = get_tensor_name_map(kind, model.config.num_hidden_layers)
         taken = {names.get_name(name, (".weight", ".bias")) for name in state}
         left = [name for name in file.tensors if name not in taken | unused]
         raise InputError(

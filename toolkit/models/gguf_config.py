@@ -67,9 +67,7 @@ def complete(config: Any, file: GGUFFile) -> Any:
     """transformers' config of a GGUF file, with every key of the file in it. Raises InputError for what has no place there."""
     from transformers import LlamaConfig
 
-    if (
-        config.model_type == "mistral"
-    ):  # so transformers takes a file of the name "mistral": it computes what Llama does
+    if config.model_type == "mistral":  # transformers' choice for the general.name "mistral": what Llama computes
         config = LlamaConfig()
     config.vocab_size = int(file.tensors["token_embd.weight"].shape[-1])
     config.tie_word_embeddings = "output.weight" not in file.tensors
@@ -80,17 +78,13 @@ def complete(config: Any, file: GGUFFile) -> Any:
         _set_biases(config, file)
     if file.architecture not in (*OF_TRANSFORMERS, *WITHOUT_ROPE):
         config.rope_parameters = _rope_parameters(config, file)
-    elif file.get("rope.scaling.type", "none") != "none" or any(
-        name in file.tensors for name in (DIVISORS, LONG, SHORT)
-    ):
+    elif file.get("rope.scaling.type", "none") != "none" or file.tensors.keys() & {DIVISORS, LONG, SHORT}:
         raise InputError(f"{file.path} scales positions, which is not read of the architecture {file.architecture}")
     return config
 
 
 def _set_fields(config: Any, file: GGUFFile) -> None:
     neutral = _neutral(file)
-    if file.get("attention.key_length") is None and _has(config, "head_dim"):
-        config.head_dim = config.hidden_size // config.num_attention_heads
     for key in file.keys:
         name = key.removeprefix(f"{file.architecture}.")
         if name == key or name in OTHERS:
@@ -103,6 +97,10 @@ def _set_fields(config: Any, file: GGUFFile) -> None:
             setattr(config, field, (value or None) if name in OPTIONAL else value)
         elif value not in neutral.get(name, ()):
             raise InputError(f"{file.path} has {key}={_short(value)}, which transformers' {config.model_type} has not")
+    if file.get("attention.key_length") is None and _has(config, "head_dim"):
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    if file.get("attention.head_count_kv") is None and _has(config, "num_key_value_heads"):
+        config.num_key_value_heads = config.num_attention_heads
     if config.model_type == "falcon" and file.get("attention.head_count_kv") != 1:
         raise InputError(f"{file.path}: of Falcon's files those with one key head are read, it has more")
     if config.model_type in ("gemma2", "gemma3_text"):
@@ -192,6 +190,8 @@ def divisors(file: GGUFFile) -> Tensor | None:
         raise InputError(
             f"{file.path}: {DIVISORS} has {own.numel()} divisors, expected one for each of {dimensions // 2} pairs"
         )
+    if own is not None and not bool((own.isfinite() & (own > 0)).all()):
+        raise InputError(f"{file.path}: {DIVISORS} holds what nothing can be divided by: expected numbers above 0")
     base = torch.ones(dimensions // 2, dtype=torch.float64) if own is None else own.double()
     return base * (factor if kind == "linear" else 1.0)
 
@@ -242,14 +242,15 @@ def _scaled(config: Any, file: GGUFFile) -> dict[str, Any]:
     kind, factor = _scaling(file)
     context = int(file.get("context_length", 0)) or config.max_position_embeddings
     original = int(file.get("rope.scaling.original_context_length") or context)
-    attention = float(file.get("rope.scaling.attn_factor", 1.0))
+    own_attention = file.get("rope.scaling.attn_factor")
+    attention = 1.0 if own_attention is None else float(own_attention)
     if LONG in file.tensors or SHORT in file.tensors:
         long, short = file.tensor(LONG), file.tensor(SHORT)
-        if long is None or short is None or kind == "yarn":
+        if long is None or short is None or kind in ("linear", "yarn"):
             raise InputError(f"{file.path} holds {LONG} or {SHORT}: expected both of them, and no other scaling")
         if hasattr(config, "original_max_position_embeddings"):
             config.original_max_position_embeddings = original
-        return _long_rope(long, short, original, attention)
+        return _long_rope(long, short, original, own_attention)  # None: what follows from the two lengths
     if kind == "longrope":
         raise InputError(f"{file.path} scales positions by long rope: expected {LONG} and {SHORT}")
     if kind == "yarn":
@@ -269,13 +270,14 @@ def _scaled(config: Any, file: GGUFFile) -> dict[str, Any]:
     return _long_rope(factors, factors, context, attention)
 
 
-def _long_rope(long: Tensor, short: Tensor, original: int, attention: float) -> dict[str, Any]:
+def _long_rope(long: Tensor, short: Tensor, original: int, attention: float | None) -> dict[str, Any]:
+    own = {} if attention is None else {"attention_factor": attention}
     return {
         "rope_type": "longrope",
         "long_factor": long.tolist(),
         "short_factor": short.tolist(),
         "original_max_position_embeddings": original,
-        "attention_factor": attention,
+        **own,
     }
 
 
@@ -285,9 +287,8 @@ def _llama3(factors: Tensor, file: GGUFFile) -> dict[str, Any] | None:
     if largest <= 1.0 or factors.min() != 1.0:
         return None
     plain = unscaled(*rotated(file))
-    smooth = (1 / factors - 1 / largest) / (
-        1 - 1 / largest
-    )  # 1 for 4 turns and more within the original context, 0 below 1
+    # 1 for four turns and more within the original context, 0 below one
+    smooth = (1 / factors - 1 / largest) / (1 - 1 / largest)
     between = ((smooth > 0.01) & (smooth < 0.99)).nonzero().flatten().tolist()
     if between:
         lengths = [round(float((1 + 3 * smooth[between[0]]) * 2 * math.pi / plain[between[0]]))]
@@ -313,10 +314,10 @@ def check_rope(model: Any, file: GGUFFile) -> None:
     expected = None if file.architecture in (*OF_TRANSFORMERS, *WITHOUT_ROPE) else frequencies(file)
     if expected is None:
         return
-    buffers = {
-        n: b for n, b in model.named_buffers() if n.endswith("inv_freq") and "original" not in n and "sliding" not in n
-    }
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
     for name, buffer in buffers.items():
+        if "original" in name or "sliding" in name:
+            continue
         if buffer.shape != expected.shape or not torch.allclose(buffer.double(), expected, rtol=TOLERANCE, atol=0):
             raise InputError(
                 f"{file.path}: transformers' {type(model).__name__} rotates otherwise than the file says ({name})"

@@ -110,7 +110,8 @@ def build(file: GGUFFile) -> Any:
     named = {index for index in ids.values() if index is not None}
     vocab = {token: index for index, token in enumerate(tokens) if token != f"[PAD{index}]" or index in named}
     pieces = _byte_level(file, vocab) if kind == "gpt2" else _sentencepiece(file, vocab, tokens, ids["unk"])
-    strips = any(name in str(file.keys.get("general.name", "")).lower() for name in ("phi-3", "phi3"))
+    is_phi3 = any(name in str(file.keys.get("general.name", "")).lower() for name in ("phi-3", "phi3"))
+    strips = is_phi3 and "<|end|>" in vocab  # as llama.cpp does, which goes by the name, too
     content = {
         "version": "1.0",
         "truncation": None,
