@@ -161,11 +161,15 @@ class OwnSignals(pl.Callback):
         super().__init__()
         self.handler = signal.getsignal(signal.SIGTERM)
 
-    def on_train_start(self, *_: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore()
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.handler)
-
-    on_validation_start = on_train_start
 
 
 class Resumed(NamedTuple):

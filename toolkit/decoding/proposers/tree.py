@@ -287,10 +287,10 @@ class _Tree:
             )
             tokens, real = tokens.flatten(1), child < num_real.repeat_interleave(width, 1)
         alive = self.growing[:, parent] & real
-        before = sum(other.shape[1] for other in self.tables)
+        num_before = sum(other.shape[1] for other in self.tables)
         self._add(tokens, parent, alive, width)
         self.tables.append(table)
-        self.drawn_from.append(before + drawn_from)
+        self.drawn_from.append(num_before + drawn_from)
         flat = (torch.arange(num_rows, device=device).unsqueeze(1) * num_chains + parent).reshape(-1)
         logits, hidden = _flat(_rows(level.logits, source_rows)), _flat(level.hidden)[flat]
         step = DraftStep(self.depth, logits, child_probs.flatten(0, 2), hidden, tokens.reshape(-1))
