@@ -10,7 +10,7 @@ import torch
 
 from toolkit import ModelPair, config
 from toolkit.decoding import Method, Sampling, TreeProposer, decode
-from toolkit.engine import TabularModel
+from toolkit.engine import TabularModel, open_session
 from toolkit.engine.device import Gate
 from toolkit.stopping import BatchRate, Fixed, Rate, Survival
 from toolkit.testing import llama_pair, random_heads
@@ -219,11 +219,31 @@ def pairs(tmp_path_factory):
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("name", ["confidence", "specdec_pp", "mcsd", "mtad_head", "dsbd"])
 def test_what_a_stopped_row_reads_on_for_its_neighbours_does_not_stay(name, ahead, pairs, monkeypatch):
-    """Also where the host runs ahead of the answers, as on a GPU. Masked slots would let what is not a number through."""
+    """The rows that end are those that end alone, also where the host runs ahead of the answers, as on a GPU.
+
+    Masked slots would let what is not a number through.
+    """
+    prompts, sampling = (
+        [[7 + row, *[9, 40, 23][: row % 3], 30 + row] for row in range(6)],
+        Sampling(max_new_tokens=7, seed=3),
+    )
+    whole, alone = (decode(pair, prompts, METHODS[name], sampling, batch_size=1) for pair in pairs)
     for module in ("chain", "tree", "beam_chain", "forest"):
         monkeypatch.setattr(f"toolkit.decoding.proposers.{module}.Gate", lambda device: Gate(device, ahead))
-    prompts = [[7 + row, *[9, 40, 23][: row % 3], 30 + row] for row in range(6)]
-    whole, broken = (
-        decode(pair, prompts, METHODS[name], Sampling(max_new_tokens=7, seed=3), batch_size=3) for pair in pairs
-    )
-    assert len(ended(broken, whole)) < len(prompts)
+    together = decode(pairs[1], prompts, METHODS[name], sampling, batch_size=3)
+    assert ended(together, whole) == ended(alone, whole) != list(range(6))
+
+
+def test_a_cache_that_has_read_what_is_not_a_number_is_sound_once_it_is_wiped(pairs):
+    """The second row has read it beyond its text; without `clear` the masked slot spoils all that follows."""
+    for wiped in (False, True):
+        session = open_session(pairs[1].draft, 2, 64)
+        session.extend(torch.tensor([[7, 8, 9], [7, 8, 9]]))
+        for tokens in ((10, 10), (11, BROKEN), (12, 12)):
+            session.extend(torch.tensor(tokens).unsqueeze(1))
+        assert session.spoilt.tolist() == [False, True]
+        session.truncate([6, 4])
+        if wiped:
+            session.clear(1)
+        logits = session.extend(torch.tensor([[13], [13]])).logits
+        assert logits.isnan().flatten(1).any(1).tolist() == [False, not wiped]
