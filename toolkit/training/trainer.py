@@ -165,7 +165,8 @@ class OwnSignals(pl.Callback):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self.handler)
 
-    on_validation_start = on_train_start
+    def on_validation_start(self, *_: Any) -> None:
+        self.on_train_start()
 
 
 class Resumed(NamedTuple):
