@@ -36,7 +36,7 @@ def _is_quantised(layer: nn.Module) -> bool:
     """Whether it is a linear layer with other than plain weights, and holds no other one that it leaves the work to."""
     if not hasattr(layer, "in_features") or any(hasattr(child, "in_features") for child in layer.children()):
         return False
-    weight = getattr(layer, "weight", None)
+    weight: Any = getattr(layer, "weight", None)
     plain = type(weight) in (nn.Parameter, Tensor) and weight.is_floating_point()
     return not (plain and type(layer) is nn.Linear) and not getattr(weight, "is_meta", False)
 
