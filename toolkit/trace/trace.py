@@ -220,7 +220,9 @@ class Trace:
         for name, value in _tensors(self, but=("text_first", "roll_first")).items():
             values[name] = value[texts if name in ("room", "rows") else positions if name in PER_POSITION else steps]
         values["text_first"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        values["roll_first"] = torch.where(self.roll_length > 0, number[self.roll_first], 0)[positions]
+        values["roll_first"] = torch.where(self.roll_length > 0, number[self.roll_first.clamp(max=len(number) - 1)], 0)[
+            positions
+        ]
         estimates = {name: value[positions if value.dim() > 2 else steps] for name, value in self.estimates.items()}
         return replace(self, **values, estimates=estimates)
 

@@ -209,7 +209,7 @@ def test_what_is_not_a_number_is_neither_taught_nor_kept(run, tiny_pair, tmp_pat
         run("kept", f"pair.draft={tmp_path / 'broken'}")
     assert "\n" not in str(error.value) and not (tmp_path / "kept" / "draft").exists()
     with pytest.raises(InputError, match="the target's distributions hold values that are not numbers"):
-        OnlineTeacher(load_draft(tmp_path / "broken"), 1.0).expected([([4, 5], [6])])
+        OnlineTeacher(load_draft(tmp_path / "broken"), 1.0).expected([([4, 5], [6])]).at(torch.arange(1))
 
 
 @pytest.mark.parametrize("size", [80, 97, 110])
