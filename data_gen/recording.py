@@ -87,6 +87,11 @@ class Recorder:
             raise NotNumbersError(trace, broken)
         return trace
 
+    def sound(self, trace: Trace) -> Trace:
+        """Those texts of a trace that hold numbers alone."""
+        broken = self._broken(trace)
+        return trace.only(~broken) if bool(broken.any()) else trace
+
     def _broken(self, trace: Trace) -> Tensor:
         """Which texts [T] hold what is not a number."""
         names = ("draft_prob", "token_prob", "entropy", "top_probs", *(("alpha",) if self.upper_bound else ()))
@@ -238,8 +243,8 @@ class Recorder:
         produced = [text.produced[max(first - 1, 0) : end - 1] for text in batch]
         width, nodes = max(map(len, prompts)), max(end - 1, 0) - max(first - 1, 0)
         tokens = torch.tensor([
-            [0] * (width - len(prompt)) + prompt + tokens + [0] * (nodes - len(tokens))
-            for prompt, tokens in zip(prompts, produced, strict=True)
+            [0] * (width - len(prompt)) + prompt + tokens + text.prompt[:1] * (nodes - len(tokens))
+            for text, prompt, tokens in zip(batch, prompts, produced, strict=True)
         ], device=session.index.device)  # fmt: skip
         chain = torch.arange(max(first - 1, 0) - 1, end - 2, device=tokens.device).expand(len(batch), -1)
         counts = list(map(len, prompts))
@@ -312,9 +317,10 @@ class Recorder:
         """One token more for some roll-outs of every text; what is known of these steps is appended to the text's facts."""
         width = max(map(len, live))
         first = [draft.index.num_nodes(row) for row in range(len(batch))]
-        reading = self._branch(draft, live, width)
+        padding = [text.prompt[0] for text in batch]  # read in any case
+        reading = self._branch(draft, live, width, padding)
         logits, hidden = self.pair.fit(reading.logits), reading.hidden
-        target_logits = None if target is None else self._branch(target, live, width).logits
+        target_logits = None if target is None else self._branch(target, live, width, padding).logits
         for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
             if not rolls:
                 continue
@@ -337,9 +343,11 @@ class Recorder:
             facts[row].append(self.facts_of(step, target_probs))
 
     @staticmethod
-    def _branch(session: Session, live: list[list[_Roll]], width: int) -> Reading:
+    def _branch(session: Session, live: list[list[_Roll]], width: int, padding: Sequence[int]) -> Reading:
         """One forward: the newest token of every roll-out under way becomes a node. Logits [B, R, V], states [B, R, D]."""
-        padded = [rolls + [_Roll(0, 0, -1)] * (width - len(rolls)) for rolls in live]
+        padded = [
+            rolls + [_Roll(0, token, -1)] * (width - len(rolls)) for rolls, token in zip(live, padding, strict=True)
+        ]
         device = session.index.device
         tokens = torch.tensor([[roll.token for roll in rolls] for rolls in padded], device=device)
         parents = torch.tensor([[roll.parent for roll in rolls] for rolls in padded], device=device)

@@ -161,7 +161,8 @@ class _Chains:
     def _draft(self, starts: Tensor, final: Tensor, depth: int) -> dict[str, Tensor]:
         """One token more from some starts [n], from the final states [n, D] that predict it; its columns."""
         pair, recorder = self.recorder.pair, self.recorder
-        logits = pair.fit(self.draft.lm_head(final))
+        head = self.draft.lm_head
+        logits = pair.fit(head.whole(head(final)))
         seen = None if self.seen is None else self.seen[starts]
         q = recorder.warp_draft(logits, seen)
         position = starts + depth - 1
@@ -242,7 +243,10 @@ def depth_that_pays(
         depths = []
         for temperature in draft_temperatures:
             recorder = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature)
-            trace = recorder.record(texts[:TEXTS], range(len(texts[:TEXTS])))
+            trace = recorder.sound(recorder.recorded(texts[:TEXTS], range(len(texts[:TEXTS]))))
+            if not trace.num_texts:  # the recording itself names the reason
+                depths.append(1)
+                continue
             assert trace.run is not None
             run, left = trace.run, Geometry.of(trace).left
             shares = [float((run[left >= depth] >= depth).double().mean()) for depth in range(1, DEEPEST)]
@@ -250,7 +254,9 @@ def depth_that_pays(
         return max(depths)
     alphas: dict[float | None, list[Tensor]] = {temperature: [] for temperature in draft_temperatures}
     for prompt, produced in texts[:TEXTS]:
-        for reading in readings_along(pair, [(prompt, produced[:TOKENS])], sampling):
+        for reading in readings_along(pair, [(prompt, produced[:TOKENS])], sampling, check=False):
+            if not reading.holds_numbers:
+                continue
             for temperature, values in alphas.items():
                 q = reading.draft_probs(temperature)
                 values.append(torch.minimum(reading.target_probs, q).sum(-1).double().cpu())

@@ -172,7 +172,7 @@ def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: tuple[Pat
         trace = read_file(folder / path.name, earlier_job)
         logits = {name: recorded_logits(trace, head, recorder.pair.device) for name, head in recorder.heads.items()}
         trace = replace(trace, estimates=logits, hidden=trace.hidden if recorder.hidden else None)
-        replace(recorder.checked(trace), about={"job": job}).save(path)
+        replace(recorder.sound(trace), about={"job": job}).save(path)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
@@ -182,13 +182,13 @@ def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list
 def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -> None:
     probe = rows[:PROBE]
     started = perf_counter()
-    trace = recorder.record_all(*_columns(probe))
+    trace = recorder.record_all(*_columns(probe), sound=True)
     seconds = perf_counter() - started
     scale = replicates * num_tokens(rows) / num_tokens(probe)
     print(
         f"traces, dry run on {len(probe)} texts: {len(rows)} texts x {replicates} would take about "
         f"{trace.num_bytes * scale / 2**20:.1f} MiB and {seconds * scale / 60:.1f} minutes "
-        f"({trace.num_steps / trace.num_positions:.1f} steps per token)"
+        f"({trace.num_steps / max(trace.num_positions, 1):.1f} steps per token)"
     )
 
 

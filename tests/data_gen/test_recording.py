@@ -436,3 +436,17 @@ def test_long_texts_are_read_a_part_at_a_time_and_record_the_same(monkeypatch):
         other = getattr(parts, name)
         if isinstance(column, torch.Tensor):
             torch.testing.assert_close(other, column, rtol=2e-3, atol=1e-5, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("broken", ["target", "draft"])
+def test_padding_brings_no_number_of_its_own(broken):
+    """A token that is not a number spoils the texts that hold it, and no others of their batch."""
+    pair = testing.llama_pair()
+    with torch.no_grad():
+        getattr(pair, broken).get_input_embeddings().weight[0] = torch.nan
+    (end, *_) = pair.ends(Sampling())
+    texts = [([25, 29, 12], [24, end]), ([17], [26, 29, 24, 21, 25, 28]), ([13, 14, 25, 26], [19, 17, end])]
+    recorder = Recorder(pair, Sampling(max_new_tokens=6), 3, upper_bound=True)
+    alone = [recorder.sound(recorder.recorded([text], [row])).num_texts for row, text in enumerate(texts)]
+    together = recorder.sound(recorder.recorded(texts, range(3)))
+    assert together.rows.tolist() == [row for row, count in enumerate(alone) if count] and together.num_texts

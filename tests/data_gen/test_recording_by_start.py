@@ -154,6 +154,28 @@ def test_replay_counts_what_decoding_counts_after_prompts_of_one_token(method):
     assert min(first_rounds) == 0 and max(first_rounds) > 1
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_a_draft_with_fewer_rows_is_recorded_with_tokens_it_has(penalty):
+    target = tiny_llama(32, 3, 0, torch.float64, 61)
+    draft = tiny_eagle3(target)
+    pair, sampling = (
+        ModelPair(target=target, draft=draft, end_ids=()),
+        Sampling(temperature=0.0, max_new_tokens=9, repetition_penalty=penalty),
+    )
+    prompts = [[9, 30, 12, 8, 6], [7]]
+    texts = [
+        (prompt, generation.token_ids)
+        for prompt, generation in zip(
+            prompts, decode(pair, prompts, config.method("autoregressive"), sampling), strict=True
+        )
+    ]
+    trace = StartRecorder(pair, sampling, 4).record(texts, range(2))
+    assert set(trace.tokens.tolist()) <= set(draft.lm_head.kept.tolist())
+    method = config.method("speculative", ["policy.num_drafted=3"])
+    live = [generation.counts for generation in decode(pair, prompts, method, sampling)]
+    assert [replay(trace, method.bind(pair).policy).per_text.sum(0)[0]] == [sum(count.num_drafted for count in live)]
+
+
 def test_replay_counts_are_distributed_as_those_of_sampling():
     pair, sampling = pair_of(end_ids=()), Sampling(max_new_tokens=12, seed=1)
     prompts = [ragged_prompts(3)[number % 3] for number in range(200)]

@@ -149,3 +149,12 @@ def test_a_folder_that_one_thread_searches_is_no_other_threads(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(depth, range(1, 5))] == [1, 2, 3, 4]
     assert config.user_folders() == ()
+
+
+def test_pairs_are_loaded_in_several_threads_at_once():
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\nfrom toolkit import ModelPair\n"
+        "with ThreadPoolExecutor(4) as pool: list(pool.map(lambda _: ModelPair.toy(), range(4)))\nModelPair.toy()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr

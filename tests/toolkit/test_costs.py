@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import warnings
@@ -131,6 +132,19 @@ def lines(*rows: str) -> str:
     return "\n".join(["model,batch,width,context,seconds", *rows]) + "\n"
 
 
+def table_json(batch, seconds):
+    one = {"batch": [1], "width": [1], "context": [0], "seconds": [[[0.1]]]}
+    return json.dumps({"source": "mine", "draft": one, "target": {**one, "batch": batch, "seconds": seconds}})
+
+
+def test_a_table_that_calls_itself_a_ratio_is_not_read_as_flat(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(table_json([1], [[[1.0]]]).replace("mine", "ratio"))
+    assert LoadCost.load(path).lacks([64]) is not None
+    ratio = LoadCost.load(LoadCost.ratio(0.2, 0.1).save(path))
+    assert ratio.lacks([64], 5) is None
+
+
 def test_a_csv_of_ones_own(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text(lines("draft,1,1,0,0.001", "target,1,1,0,0.01", "target,1,5,0,0.012"))
@@ -147,6 +161,20 @@ def test_a_csv_of_ones_own(tmp_path):
         ("a.csv", lines("draft,1,1,0,0.001"), "expected at least one time"),
         ("a.csv", lines("drat,1,1,0,0.001"), "line 2: expected model draft or target"),
         ("a.csv", "", "expected a CSV with the columns"),
+        (
+            "a.csv",
+            lines("draft,1,1,0,0.001", "target,1,1,0,0.01", "target,1,1,0,0.05"),
+            "line 4: .*have a time already",
+        ),
+        ("a.csv", lines("draft,1,1,0,0.001", "target,-4,1,0,0.01"), "expected batch and width of at least 1"),
+        (
+            "a.json",
+            table_json([1, 4, 64], [[[1.0]], [[2.0]]]),
+            r"shape \[2, 1, 1\] for \[3, 1, 1\]",
+        ),
+        ("a.json", table_json([1, 1], [[[1.0]], [[2.0]]]), "different points"),
+        ("a.json", table_json("14", [[[1.0]], [[2.0]]]), "expected lists of numbers"),
+        ("a.json", table_json([1, float("nan")], [[[1.0]], [[2.0]]]), "all of them numbers"),
         ("a.json", "{}", "not a cost table"),
         ("none.json", None, "expected a cost table"),
     ],

@@ -295,6 +295,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor | None], str]] =
     "an unread way of splitting": ({"tokenizer.ggml.pre": "viking"}, {}, "'viking'"),
     "another kind of tokenizer": ({"tokenizer.ggml.model": "bert"}, {}, "'bert'"),
     "an end that is no token": ({"tokenizer.ggml.eos_token_id": 9999}, {}, "9999"),
+    "another end that is no token": ({"tokenizer.ggml.eot_token_id": 9999}, {}, "eot token is 9999"),
+    "no size of what is added to a norm": (
+        {"llama.attention.layer_norm_rms_epsilon": None},
+        {},
+        "lacks llama.attention",
+    ),
+    "no context": ({"llama.context_length": None}, {}, "lacks llama.context_length"),
 }
 
 

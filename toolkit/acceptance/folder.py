@@ -67,7 +67,12 @@ def scorer_with(head: Any, draft: Any, device: torch.device | str) -> SurvivalSc
     Raises InputError if the head reads the draft's embeddings, and the draft has none.
     """
     if isinstance(head, PrereadHead):
-        return PrereadScorer(head, embedding_table(draft).to(device))
+        table = embedding_table(draft)
+        if table.shape[1] != head.embedding_size:
+            raise InputError(
+                f"the head reads embeddings of size {head.embedding_size}, this draft's have {table.shape[1]}"
+            )
+        return PrereadScorer(head, table.to(device))
     return SurvivalScorer(head, embedding_table(draft).to(device) if reads_embeddings(head) else None)
 
 

@@ -113,6 +113,8 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
             head.load_state_dict({k: v.float() for k, v in weights.items()}, strict=True)
         except (KeyError, TypeError, RuntimeError) as error:
             raise InputError(f"{folder} does not hold {cls.what} as a whole: {first_line(error)}") from error
+        if not all(bool(weight.isfinite().all()) for weight in weights.values()):
+            raise InputError(f"{folder} holds {cls.what} whose weights are not all numbers: {MEND}")
         head.about = {name: fact for name, fact in record.items() if name != "head"}
         return head.eval().requires_grad_(False), record
 

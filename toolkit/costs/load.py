@@ -166,6 +166,8 @@ def table_of(costs: str | None, c: float, column: float, batches: Sequence[float
         return LoadCost.ratio(c, column)
     table = LoadCost.load(costs)
     table.warn(costs, batches, widest)
+    if table.fall is not None:
+        warn(f"policy.costs={costs}: {table.fall}")
     return table
 
 
@@ -174,6 +176,13 @@ def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> C
     if not points:
         raise InputError(f"{where}: expected at least one time, got none")
     axes = tuple(tuple(sorted({key[axis] for key in points})) for axis in range(3))
+    if (
+        not np.isfinite([value for axis in axes for value in axis]).all()
+        or min(axes[0][0], axes[1][0], axes[2][0] + 1) < 1
+    ):
+        raise InputError(
+            f"{where}: expected batch and width of at least 1 and context of at least 0, all of them numbers"
+        )
     seconds = np.empty([len(axis) for axis in axes])
     for at in np.ndindex(*seconds.shape):
         key = tuple(axis[i] for axis, i in zip(axes, at, strict=True))
@@ -202,6 +211,8 @@ def _from_csv(path: Path, text: str) -> LoadCost:
             batch, width, context, seconds = (float(line[name]) for name in COLUMNS[1:])
         except (TypeError, ValueError):
             raise InputError(f"{path}, line {number}: expected numbers in {', '.join(COLUMNS[1:])}") from None
+        if (batch, width, context) in points[line["model"]]:
+            raise InputError(f"{path}, line {number}: this model, batch, width and context have a time already")
         points[line["model"]][batch, width, context] = seconds
     draft, target = (grid_of(points[name], f"{path}, {name}") for name in MODELS)
     return LoadCost(draft, target, str(path))
@@ -213,12 +224,23 @@ def _from_json(path: Path, text: str) -> LoadCost:
         grids = []
         for name in MODELS:
             part = content[name]
-            axes = [tuple(float(v) for v in part[axis]) for axis in ("batch", "width", "context")]
+            names = ("batch", "width", "context")
+            if any(isinstance(part[axis], str) for axis in names):
+                raise ValueError("expected lists of numbers")
+            axes = [tuple(float(v) for v in part[axis]) for axis in names]
             seconds = np.array(part["seconds"], dtype=np.float64)
+            if seconds.shape != tuple(map(len, axes)) or any(len(set(axis)) < len(axis) for axis in axes):
+                sizes = [len(axis) for axis in axes]
+                raise ValueError(
+                    f"seconds of shape {list(seconds.shape)} for {sizes} different points of {', '.join(names)}"
+                )
             index = list(np.ndindex(*seconds.shape))
             points = {(axes[0][b], axes[1][w], axes[2][x]): float(seconds[b, w, x]) for b, w, x in index}
             grids.append(grid_of(points, f"{path}, {name}"))
-        return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}))
+        source, shapes = str(content["source"]), [grid.seconds.shape for grid in grids]
+        is_ratio = source == RATIO and shapes == [(1, 1, 1), (1, 2, 1)]  # flat by definition; a table is not
+        source = source if is_ratio or source != RATIO else str(path)
+        return LoadCost(grids[0], grids[1], source, content.get("about", {}))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise

@@ -31,7 +31,7 @@ from toolkit.decoding import Method
 from toolkit.decoding.proposers import ChainProposer
 from toolkit.engine.facts import unwrapped
 from toolkit.engine.hidden_states import watched_states
-from toolkit.errors import InputError
+from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.types import DraftStep
@@ -169,6 +169,8 @@ def _watched(model: Any) -> Iterator[dict[str, Tensor]]:
 
         def keep(module: Any, args: Any, output: Any) -> None:
             seen["logits"], seen["hidden"] = output.logits[:, -1], states.pop()[:, -1]
+            if not bool(seen["logits"].logsumexp(-1).isfinite().all()):
+                raise InputError(f"the draft ({type(model).__name__}): {NOT_NUMBERS}")
 
         with model.register_forward_hook(keep):
             yield seen

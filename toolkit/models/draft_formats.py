@@ -132,8 +132,11 @@ def eagle3_config(folder: Path, state: Mapping[str, Tensor]) -> dict[str, Any]:
     for name, most in (("parallel_draft_step", 1), ("quantization_config", 0)):
         if (value := {**config, **own}.get(name)) and value != most:
             raise InputError(f"{folder}: {name}={value!r} of an EAGLE-3 config is not supported")
+    for flag in FLAGS:
+        if not isinstance(value := own.get(flag, config.get(flag, False)), bool | None):
+            raise InputError(f"{folder / CONFIG}: {flag}: expected true or false, got {value!r}")
     layer = {name: config[name] for name in OF_LAYER if config.get(name) is not None}
-    if len(layer.get("layer_types", ())) != 1:
+    if not isinstance(layer.get("layer_types"), list) or len(layer["layer_types"]) != 1:
         layer.pop("layer_types", None)
     names = [name.rpartition("self_attn.")[2] for name in state]
     layer["model_type"] = "qwen3" if "q_norm.weight" in names else "llama"
@@ -199,6 +202,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for name, tensor in state.items():
         name = name.removeprefix("model.").replace("midlayer.", "layers.0.")
         if not name.endswith("rotary_emb.inv_freq"):  # of old versions, a function of the config
+            if name in renamed:
+                raise InputError(f"{folder} holds {name} twice, under two names")
             renamed[name] = tensor
     return renamed
 

@@ -14,6 +14,7 @@ import copy
 import importlib.util
 import math
 import sys
+import threading
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +37,9 @@ NOTE = "converter.json"
 BETAS = (32, 1)  # of yarn in llama.cpp, fast and slow
 CHECKED = 64  # tokens that a written file is compared on
 UNUSED = r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight"  # read elsewhere, or nowhere
+
+
+LOADING = threading.RLock()  # while it loads, transformers replaces a method of all models, for all threads
 
 
 def folder_of(path: Path) -> Path:
@@ -97,9 +101,10 @@ def _load(file: GGUFFile, folder: Path) -> Any:
     try:
         config = gguf_config.complete(AutoConfig.from_pretrained(folder, gguf_file=whole.name), file)
         options: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below
-        loaded, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            folder, gguf_file=whole.name, config=config, dtype=torch.float32, **options
-        )
+        with LOADING:
+            loaded, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+                folder, gguf_file=whole.name, config=config, dtype=torch.float32, **options
+            )
     except InputError:
         raise
     except Exception as error:  # what the file and its architecture make transformers raise

@@ -84,6 +84,13 @@ def complete(config: Any, file: GGUFFile) -> Any:
 
 
 def _set_fields(config: Any, file: GGUFFile) -> None:
+    needed = [("context_length",), ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")]
+    needed += [("expert_used_count",)] if file.get("expert_count") else []
+    needed += [("attention.sliding_window",)] if file.architecture in ("gemma2", "gemma3") else []
+    for names in needed:  # without them the model would have the defaults of transformers
+        has_field = any(_has(config, field) for name in names for field in FIELDS[name])
+        if has_field and not any(file.get(name) for name in names):
+            raise InputError(f"{file.path} lacks {file.architecture}.{names[-1]}, which its model needs")
     neutral = _neutral(file)
     for key in file.keys:
         name = key.removeprefix(f"{file.architecture}.")

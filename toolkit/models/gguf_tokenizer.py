@@ -101,12 +101,15 @@ def build(file: GGUFFile) -> Any:
     if kind != "gpt2" and file.architecture.startswith("gemma"):  # llama.cpp spells those of spaces with spaces
         tokens = [SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
     types = list(file.keys.get(f"{KEY}token_type") or [NORMAL] * len(tokens))
+    if len(types) < len(tokens):
+        raise InputError(f"{file.path}: {len(types)} kinds of tokens ({KEY}token_type) for {len(tokens)} tokens")
     ids = {name: file.keys.get(f"{KEY}{key}_token_id") for name, key in NAMED.items()}
     if ids["unk"] is None and UNKNOWN in types:
         ids["unk"] = types.index(UNKNOWN)
-    for name, index in ids.items():
-        if index is not None and not 0 <= index < len(tokens):
-            raise InputError(f"{file.path}: its {name} token is {index}, of {len(tokens)} tokens")
+    ends = {name: file.keys.get(f"{KEY}{name}_token_id") for name in ("eot", "eom")}
+    for name, index in {**ids, **ends}.items():
+        if index is not None and not (isinstance(index, int) and 0 <= index < len(tokens)):
+            raise InputError(f"{file.path}: its {name} token is {index!r}, of {len(tokens)} tokens")
     named = {index for index in ids.values() if index is not None}
     vocab = {token: index for index, token in enumerate(tokens) if token != f"[PAD{index}]" or index in named}
     pieces = _byte_level(file, vocab) if kind == "gpt2" else _sentencepiece(file, vocab, tokens, ids["unk"])

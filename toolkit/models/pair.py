@@ -451,7 +451,8 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
         if reduced.is_reduced(source):
             loaded: Any = reduced.load(Path(source), options["dtype"]), {"missing_keys": ()}
         else:
-            loaded = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+            with gguf.LOADING:
+                loaded = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model, loading_info = loaded

@@ -1,6 +1,7 @@
 """Teacher-forced passes: one forward pass over whole texts, no cache; p and q along them.
 
-Texts are padded on the right. A causal model's states do not depend on what follows, so the padding needs no mask.
+Texts are padded on the right with their own first token: it is read in any case, so that padding brings no number of its own.
+A causal model's states do not depend on what follows, so the padding needs no mask.
 
 Shapes: B texts, T longest text, V vocabulary, D hidden size, n tokens of a text that are looked at.
 """
@@ -22,14 +23,15 @@ from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.models.pair import ModelPair, vocab_size
 from toolkit.sampling import Sampling, penalized, warp
 
-PADDING = 0
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
 
 
 def pad_right(texts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Tensor:
     """Texts of different lengths as one tensor [B, T]."""
     longest = max(len(text) for text in texts)
-    return torch.tensor([[*text, *[PADDING] * (longest - len(text))] for text in texts], device=device)
+    return torch.tensor(
+        [[*text, *[text[0] if len(text) else 0] * (longest - len(text))] for text in texts], device=device
+    )
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class SuffixProposer(CopyProposer):
         return read_responses(Path(self.responses))
 
     def check(self, vocab_size: int) -> None:
+        self.__dict__.pop("earlier", None)  # the file as it is now: a method is kept for the whole process
         if len(self.earlier) and (largest := int(self.earlier.max())) >= vocab_size:
             raise InputError(
                 f"proposer.responses: expected token ids in [0, {vocab_size}), those of this pair's tokenizer, got {largest} "
