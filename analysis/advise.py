@@ -61,7 +61,7 @@ def run(cfg: commands.Advise) -> Path:
     if not sizes:
         raise InputError("batch_sizes: expected [N, ...], got []")
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    costs_of_files(cfg, max(len(pair.drafts), 1), sizes)  # what they lack is told before anything is recorded
+    costs_of_files(cfg, max(len(pair.drafts), 1), sizes)  # what they lack is named before anything is recorded
     parts = split(instantiate(cfg.prompts).load())
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()

@@ -46,7 +46,7 @@ def run(cfg: commands.Serving) -> Path:
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     pair.check_has_draft("serving with and without drafts")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
-    costs_of_files(cfg, 1, sizes)  # what it lacks is told before anything is recorded
+    costs_of_files(cfg, 1, sizes)  # what it lacks is named before anything is recorded
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()

@@ -1,7 +1,7 @@
 """Layers whose output for one token depends on the tokens beside it: dynamic quantisation with one scale for a whole tensor.
 
-A target with such layers says something else of a text in a forward pass over K + 1 tokens than over one, and in a batch than
-alone. Its text then is no longer its own. (A draft may have them: what it draws, it draws from the q that it showed.)
+A target with such layers has other distributions in a forward pass over K + 1 tokens than over one, and in a batch than alone.
+Speculative decoding then does not keep its text. (A draft may have them: what it draws, it draws from the q that it showed.)
 
 Every quantised layer is tried: a small row alone, and beside a row so large that a common scale leaves nothing of the small
 one. Scales per row (of tokens or weights) and quantised weights alone pass.

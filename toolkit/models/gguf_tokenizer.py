@@ -189,7 +189,7 @@ def _byte_level(file: GGUFFile, vocab: Mapping[str, int]) -> dict[str, Any]:
 def _sentencepiece(
     file: GGUFFile, vocab: Mapping[str, int], tokens: Sequence[str], unknown: int | None
 ) -> dict[str, Any]:
-    architecture, given = file.architecture, file.keys.get(f"{KEY}merges")
+    architecture, pairs = file.architecture, file.keys.get(f"{KEY}merges")
     is_gemma = architecture.startswith("gemma")
     prefix = not is_gemma and bool(file.keys.get(f"{KEY}add_space_prefix", True))
     spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -210,13 +210,13 @@ def _sentencepiece(
         scheme = "first" if prefix else "never"
         splits = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
     scores = file.keys.get(f"{KEY}scores") or []
-    if given is None and not is_gemma and not scores:
+    if pairs is None and not is_gemma and not scores:
         raise InputError(f"{file.path} has a tokenizer without scores ({KEY}scores)")
     # the order of Gemma's tokens is that of its merges, which its scores are not
-    if given is None:
+    if pairs is None:
         merges = merges_of(vocab, {t: float(i) if is_gemma else -float(scores[i]) for t, i in vocab.items()})
     else:
-        merges = [merge.split(" ") for merge in given]
+        merges = [merge.split(" ") for merge in pairs]
     model = _bpe(vocab, merges) | {"fuse_unk": True, "byte_fallback": True}
     return {
         "normalizer": before,
@@ -290,8 +290,8 @@ def _name_of(content: Mapping[str, Any]) -> str:
     splits = content["pre_tokenizer"] or {"type": "none"}
     parts = [_plain(part) for part in splits.get("pretokenizers", [splits])]
     composes = (content["normalizer"] or {}).get("type")
-    for name, known in SPLITS.items():
-        is_same = parts == [_plain(part) for part in known] and composes == ("NFC" if name in COMPOSED else None)
+    for name, pattern in SPLITS.items():
+        is_same = parts == [_plain(part) for part in pattern] and composes == ("NFC" if name in COMPOSED else None)
         if is_same and bool(content["model"].get("ignore_merges")) == (name in WHOLE_WORDS):
             return name
     kinds = " and ".join(part["type"] for part in parts)

@@ -223,7 +223,7 @@ def answers(
     threads = [endpoint for endpoint in endpoints for _ in range(min(endpoint.keys.concurrency, len(questions)))]
     for endpoint in threads:
         threading.Thread(target=work, args=(endpoint,), daemon=True).start()
-    num_missing, num_running, told = len(questions), len(threads), set[Endpoint]()
+    num_missing, num_running, reported = len(questions), len(threads), set[Endpoint]()
     try:
         while num_missing and num_running:
             outcome = outcomes.get()
@@ -232,8 +232,8 @@ def answers(
                 yield outcome
                 continue
             num_running -= 1
-            if outcome not in told:
-                told.add(outcome)
+            if outcome not in reported:
+                reported.add(outcome)
                 say(f"{outcome.address} is left out: {outcome.left_out}")
     finally:
         over.set()
