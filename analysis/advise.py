@@ -36,7 +36,6 @@ from analysis.tables.bootstrap import Bootstrap, spread_name
 from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
-from data_gen.recording_by_start import DEEPEST
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
@@ -46,6 +45,7 @@ from toolkit.models.prompts import Prompt
 from toolkit.runs.stage import command, open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 from toolkit.sampling import Sampling
+from toolkit.trace.record_by_start import DEEPEST
 
 REPLAYED = ("batch_sizes", "costs", "hardware", "grid", "rounds", "drops", "hidden", "responses", "cost_ratio")
 IGNORED = (*REPLAYED, "track", "resamples", "confidence", "seed")

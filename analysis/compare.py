@@ -26,7 +26,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analysis import quality
-from analysis.tables import method_table
+from analysis.reporting import method_table
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import save_table, show, show_page
 from analysis.tables.grid import YARDSTICKS, Setting, expand

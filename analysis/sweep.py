@@ -16,7 +16,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
 import sys
 from collections.abc import Sequence
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -119,24 +119,24 @@ def run(cfg: commands.Sweep) -> Path:
     settings = _possible(settings, bench)
     keys = {setting.name: bench.prepare(setting) for setting in settings}
     stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True, shared=part)
-    paths = {name: stage.folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
     facts = {"num_prompts": len(bench.prompts), "model_fingerprints": bench.fingerprints, "settings": keys}
     facts |= {"cost_ratio": cfg.cost_ratio, "asked": digest, "bound_reaches_methods": True}
     stage.start()
-    done, failures = _work(settings, paths, bench, cfg)
-    if not done:
-        raise InputError(f"every setting failed, first: {next(iter(failures.values()))}")
+    work = Work(stage.folder, settings, keys, bench, cfg)
+    work.run()
+    if not work.done:
+        raise InputError(f"every setting failed, first: {next(iter(work.failures.values()))}")
     if cfg.world_size == 1:
-        _publish(stage.folder, settings, done, failures, bench, cfg)
+        work.write_tokens()
+        _publish(stage.folder, work, bench, cfg)
         return _with_agreement(stage.finish(**facts), cfg)
-    _check_failures(failures, settings, stage.folder)
-    if all_there(stage, [*paths.values()], cfg):
+    work.check_failures()
+    if all_there(stage, list(work.paths.values()), cfg):
         with joining(stage) as last:
             if last:
-                done = {name: rows for name, path in paths.items() if (rows := _read_rows(path)) is not None}
-                if PLAIN in done and _replayed(settings, bench, cfg):
-                    _write_tokens(stage.folder, _recording(settings, done, paths, bench, cfg), done, cfg)
-                _publish(stage.folder, settings, done, {}, bench, cfg)
+                work.read()
+                work.write_tokens()
+                _publish(stage.folder, work, bench, cfg)
                 _with_agreement(stage.finish(**facts), cfg)
     return stage.folder
 
@@ -155,76 +155,104 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
     return possible
 
 
-def _work(
-    settings: Sequence[Setting], paths: dict[str, Path], bench: Workbench, cfg: commands.Sweep
-) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    """Rows of this process's share of the settings, and why some are missing. The first process decodes autoregressively."""
-    done: dict[str, pd.DataFrame] = {}
-    failures: dict[str, str] = {}
-    mine = {setting.name for setting in share(settings, cfg)}
-    chosen = [setting for setting in settings if setting.name in mine or setting.method == PLAIN]
-    replayed = _replayed(settings, bench, cfg)
-    recording: Recording | None = None
-    decoded = [
-        setting.method for setting in chosen if setting not in replayed and setting.method not in (PLAIN, ORACLE)
-    ]
-    if cfg.source == "traces" and decoded:
-        print(f"decoded, as a recording lacks their rounds: {', '.join(dict.fromkeys(decoded))}")
-    with _Progress(len(chosen), len(bench.prompts), cfg.cost_ratio) as progress:
-        for setting in chosen:
-            progress.begin(setting)
-            path = paths[setting.name]
-            try:
-                rows = _read_rows(path)
-                if rows is None and setting.method == ORACLE:
-                    rows = _written(bench.score_oracle(setting, responses_of(done), progress.round_done), path)
-                elif rows is None and setting in replayed:
-                    recording = recording or _recording(settings, done, paths, bench, cfg)
-                    with alone(path.parent.parent, RECORDING, cfg):
-                        recording.trace_for(setting)
-                    rows = _written(recording.rows(setting), path)
-                elif rows is None:
-                    rows = _decoded(setting, path, bench, cfg, progress)
-            except Exception as error:  # whatever it is, the other settings are worth having
-                failures[setting.name] = first_line(f"{type(error).__name__}: {error}")
-                progress.write(f"{setting.name} failed: {failures[setting.name]}", file=sys.stderr)
-                progress.update()
-            else:
-                done[setting.name] = rows
-                progress.end(setting, rows)
-    if replayed and PLAIN in done and cfg.world_size == 1:
-        recording = recording or _recording(settings, done, paths, bench, cfg)
-        _write_tokens(paths[PLAIN].parent.parent, recording, done, cfg)
-    return done, failures
+class Work:
+    """The settings of a sweep, each with a file of its rows.
 
+    paths     by setting, in the order of the settings
+    done      rows of the settings that are there; failures  why some are not
+    replayed  settings whose rows come from a recording
+    """
 
-def _replayed(settings: Sequence[Setting], bench: Workbench, cfg: commands.Sweep) -> list[Setting]:
-    replayable = [
-        setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)
-    ]
-    return replayable + [setting for setting in settings if setting.method == UPPER_BOUND]
+    def __init__(
+        self, folder: Path, settings: Sequence[Setting], keys: dict[str, str], bench: Workbench, cfg: commands.Sweep
+    ):
+        self.folder, self.settings, self.bench, self.cfg = folder, settings, bench, cfg
+        self.paths = {name: folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
+        self.done: dict[str, pd.DataFrame] = {}
+        self.failures: dict[str, str] = {}
+        from_traces = [setting for setting in settings if cfg.source == "traces"]
+        self.replayed = [setting for setting in from_traces if bench.replayable(setting, cfg.max_drafted)]
+        self.replayed += [setting for setting in settings if setting.method == UPPER_BOUND]
 
+    @cached_property
+    def recording(self) -> Recording:
+        """The recording of the autoregressive responses. Raises InputError if there are none."""
+        responses, folder = responses_of(self.done), self.folder / "settings"
+        return Recording(self.bench, responses, folder, self.replayed, self.cfg.max_drafted, self.cfg.hidden)
 
-def _recording(
-    settings: Sequence[Setting],
-    done: dict[str, pd.DataFrame],
-    paths: dict[str, Path],
-    bench: Workbench,
-    cfg: commands.Sweep,
-) -> Recording:
-    replayed = _replayed(settings, bench, cfg)
-    return Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden)
+    def run(self) -> None:
+        """Make the rows of this process's share of the settings. The first process decodes autoregressively."""
+        cfg, bench = self.cfg, self.bench
+        mine = {setting.name for setting in share(self.settings, cfg)}
+        chosen = [setting for setting in self.settings if setting.name in mine or setting.method == PLAIN]
+        decoded = [each.method for each in chosen if each not in self.replayed and each.method not in (PLAIN, ORACLE)]
+        if cfg.source == "traces" and decoded:
+            print(f"decoded, as a recording lacks their rounds: {', '.join(dict.fromkeys(decoded))}")
+        with _Progress(len(chosen), len(bench.prompts), cfg.cost_ratio) as progress:
+            for setting in chosen:
+                progress.begin(setting)
+                try:
+                    rows = self._rows(setting, progress)
+                except Exception as error:  # whatever it is, the other settings are worth having
+                    self.failures[setting.name] = first_line(f"{type(error).__name__}: {error}")
+                    progress.write(f"{setting.name} failed: {self.failures[setting.name]}", file=sys.stderr)
+                    progress.update()
+                else:
+                    self.done[setting.name] = rows
+                    progress.end(setting, rows)
 
+    def _rows(self, setting: Setting, progress: _Progress) -> pd.DataFrame:
+        """A setting's rows, from its file or else made and written. Raises InputError if every prompt has failed.
 
-def _decoded(setting: Setting, path: Path, bench: Workbench, cfg: commands.Sweep, progress: _Progress) -> pd.DataFrame:
-    """A decoded setting's rows, written. Autoregressive rows are shared: one process makes them, the others wait."""
-    if setting.method != PLAIN:
-        return _written(bench.decode(setting, progress.prompt_done, progress.round_done), path)
-    with alone(path.parent.parent, RECORDING, cfg):
+        Autoregressive rows and recordings are shared: one process makes them, the others wait.
+        """
+        path = self.paths[setting.name]
         rows = _read_rows(path)
-        return (
-            _written(bench.decode(setting, progress.prompt_done, progress.round_done), path) if rows is None else rows
-        )
+        if rows is not None:
+            return rows
+        if setting.method == ORACLE:
+            rows = self.bench.score_oracle(setting, responses_of(self.done), progress.round_done)
+        elif setting in self.replayed:
+            with alone(self.folder, RECORDING, self.cfg):
+                self.recording.trace_for(setting)
+            rows = self.recording.rows(setting)
+        elif setting.method == PLAIN:
+            with alone(self.folder, RECORDING, self.cfg):
+                rows = _read_rows(path)
+                if rows is None:
+                    rows = _written(self.bench.decode(setting, progress.prompt_done, progress.round_done), path)
+                return rows
+        else:
+            rows = self.bench.decode(setting, progress.prompt_done, progress.round_done)
+        return _written(rows, path)
+
+    def read(self) -> None:
+        """Read the rows that all processes have made."""
+        self.done = {name: rows for name, path in self.paths.items() if (rows := _read_rows(path)) is not None}
+        self.failures = {}
+
+    def write_tokens(self) -> None:
+        """Write tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
+        if not self.replayed or PLAIN not in self.done:
+            return
+        best: dict[str, tuple[float, Setting]] = {}
+        for setting in self.replayed:
+            if setting.name in self.done and setting.method != UPPER_BOUND:
+                counts = counts_of(self.done[setting.name][list(COUNTS)].sum())
+                scored = (metrics.throughput(counts, self.cfg.cost_ratio), setting)
+                best[setting.method] = max(best.get(setting.method, scored), scored, key=lambda entry: entry[0])
+        ordered = sorted(best.values(), key=lambda entry: -entry[0])
+        views = [self.recording.tokens(setting, SHOWN_TEXTS) for _, setting in ordered]
+        write_json(self.folder / "tokens.json", [view for view in views if view is not None])
+
+    def check_failures(self) -> None:
+        """Raises InputError if some settings failed."""
+        if self.failures:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.failures.items())
+            raise InputError(
+                f"{len(self.failures)} of {len(self.settings)} settings failed ({reasons}); the rows of the others are in "
+                f"{self.folder}; run again to retry"
+            )
 
 
 def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
@@ -234,43 +262,14 @@ def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     return rows
 
 
-def _write_tokens(folder: Path, recording: Recording, done: dict[str, pd.DataFrame], cfg: commands.Sweep) -> None:
-    """Write tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
-    best: dict[str, tuple[float, Setting]] = {}
-    for setting in recording.settings:
-        if setting.name in done and setting.method != UPPER_BOUND:
-            counts = counts_of(done[setting.name][list(COUNTS)].sum())
-            scored = (metrics.throughput(counts, cfg.cost_ratio), setting)
-            best[setting.method] = max(best.get(setting.method, scored), scored, key=lambda entry: entry[0])
-    views = [recording.tokens(setting, SHOWN_TEXTS) for _, setting in sorted(best.values(), key=lambda e: -e[0])]
-    write_json(folder / "tokens.json", [view for view in views if view is not None])
-
-
-def _check_failures(failures: dict[str, str], settings: Sequence[Setting], folder: Path) -> None:
-    """Raises InputError if some settings failed."""
-    if failures:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-        raise InputError(
-            f"{len(failures)} of {len(settings)} settings failed ({reasons}); the rows of the others are in {folder}; "
-            "run again to retry"
-        )
-
-
-def _publish(
-    folder: Path,
-    settings: Sequence[Setting],
-    done: dict[str, pd.DataFrame],
-    failures: dict[str, str],
-    bench: Workbench,
-    cfg: commands.Sweep,
-) -> None:
+def _publish(folder: Path, work: Work, bench: Workbench, cfg: commands.Sweep) -> None:
     """Join the settings; write, draw, log and print what came out. Raises InputError if some failed."""
     names = labels(cfg)
     parts = []
-    for setting in settings:
-        if setting.name in done:
+    for setting in work.settings:
+        if setting.name in work.done:
             columns = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
-            parts.append(done[setting.name].drop(columns=TEXTS).assign(**columns))
+            parts.append(work.done[setting.name].drop(columns=TEXTS).assign(**columns))
     rows = join_settings(parts)
     save_table(rows, folder, "rows")
     summary = settings_table(rows, cfg.cost_ratio)
@@ -285,7 +284,8 @@ def _publish(
     tags = [names["dataset"], names["split"], cfg.source]
     with wandb_run("sweep", plain(cfg), folder, tags=tags, track=cfg.track, name=" ".join(tags)) as wandb:
         log_summary(
-            wandb, {**sweep_scalars(summary, cfg.cost_ratio), "failed_settings": len(failures), **bench.parameters()}
+            wandb,
+            {**sweep_scalars(summary, cfg.cost_ratio), "failed_settings": len(work.failures), **bench.parameters()},
         )
         for name, table in (("rows", rows), ("summary", summary), ("by_position", positions)):
             log_table(wandb, f"sweep/{name}", table)
@@ -294,10 +294,9 @@ def _publish(
         log_lines(wandb, "sweep/curves", summary, x, y, "method", "Discard rate against verification rate, per method")
         for figure in figures:
             log_image(wandb, f"sweep/{figure.stem}", figure)
-        _check_failures(failures, settings, folder)
+        work.check_failures()
         if plain(cfg).get("artifacts"):  # last: a sweep that fails publishes none
-            recorded = (sorted((folder / "settings").glob(f"{kind}-*.safetensors")) for kind in ("trace", "logits"))
-            for path in chain.from_iterable(recorded):
+            for path in sorted((folder / "settings").glob("traces-*.safetensors")):
                 log_folder(wandb, path.stem, "traces", path)
 
 

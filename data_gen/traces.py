@@ -12,27 +12,25 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("traces")
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from tqdm.auto import tqdm
-
-from data_gen.recording import Recorder
-from data_gen.recording_by_start import depth_that_pays, recorder_of
 from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts, within_context
-from toolkit.acceptance.folder import head_hash, recorded_scorers
-from toolkit.acceptance.from_states import recorded_logits
+from toolkit.acceptance.folder import head_hash
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import MANIFEST, Stage, check_some_done, command, finished_stage, open_stage, read_manifest
 from toolkit.sampling import Sampling
-from toolkit.trace.folders import SUMMARY, file_name, read_file
+from toolkit.trace.record import Recorder
+from toolkit.trace.record_by_start import depth_that_pays, recorder_of
+from toolkit.trace.score import named_scorers
+from toolkit.trace.store import SUMMARY, Shard, complete, file_name, read_file
 
 IGNORED = ("dry_run", *RANKS)
 PROBE = 4  # texts a dry run records
@@ -79,7 +77,7 @@ def run(cfg: commands.Traces) -> Path:
     rows = responses.rows
     facts: dict[str, Any] = {"sampling": sampling_facts(responses.sampling), **fingerprints(pair, responses)}
     folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
-    heads = recorded_scorers(pair, folders)
+    heads = named_scorers(pair, folders)
     facts["heads"] = {name: head_hash(folder) for name, folder in folders.items()}
     most = cfg.max_drafted
     if most == "auto":
@@ -96,15 +94,18 @@ def run(cfg: commands.Traces) -> Path:
         return stage.folder
     job = content_hash([stage.identity, sorted(stage.inputs.values()), facts])
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
-    paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]
     states = str(getattr(pair.draft, "dtype", None))
-    earlier = find_kept(stage, facts, states)
-    if earlier is None:
-        work = [(recorder, shard) for recorder in recorders for shard in shards]
-        _record_missing(share(paths, cfg), share(work, cfg), cfg.batch_size, job)
-    else:
-        print(f"traces: only the heads are scored, on the states in {earlier[0]}")
-        _score_missing(share(paths, cfg), recorders[0], earlier, job)
+    kept = find_kept(stage, facts, states)
+    if kept is not None:
+        print(f"traces: only the heads are scored, on the states in {kept[0]}")
+    names = [file_name(number, replicate) for replicate in range(cfg.replicates) for number in range(len(shards))]
+    paths = [stage.folder / name for name in names]
+    work = [
+        Shard(stage.folder / name, job, recorder, *_columns(shard), kept and (kept[0] / name, kept[1]), sound=True)
+        for name, (recorder, shard) in zip(names, product(recorders, shards), strict=True)
+    ]
+    for _ in complete(share(work, cfg), cfg.batch_size):
+        pass
     if all_there(stage, paths, cfg):
         with joining(stage) as last:
             if last:
@@ -139,40 +140,6 @@ def _finish(
     write_json(stage.folder / SUMMARY, {"job": job, **facts})
     outcome = {"num_texts": len(rows), "num_failed": len(failed), "first_error": next(iter(reasons), None)}
     stage.finish(job=job, **outcome, **contents, **totals, bytes=size, **facts)
-
-
-def _record_missing(
-    paths: Sequence[Path], work: Sequence[tuple[Recorder, list[dict[str, Any]]]], batch_size: int, job: str
-) -> None:
-    total, announced = sum(num_tokens(rows) for _, rows in work), False
-    if missing := [rows for path, (_, rows) in zip(paths, work, strict=True) if not path.exists()]:
-        tokens = sum(map(num_tokens, missing))
-        print(work[0][0].work(sum(map(len, missing)), tokens, batch_size), file=sys.stderr)
-    with tqdm(total=total, desc="traces", unit="token", unit_scale=True) as bar:
-        for path, (recorder, rows) in zip(paths, work, strict=True):
-            if path.exists():
-                read_file(path, job)
-                bar.initial += num_tokens(rows)  # keeps tokens/s honest
-                bar.update(num_tokens(rows))
-                continue
-            trace = recorder.record_all(*_columns(rows), batch_size, bar.update, sound=True)
-            if not announced:
-                size = trace.num_bytes * total / num_tokens(rows)
-                bar.write(f"traces: {len(paths)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
-                announced = True
-            replace(trace, about={"job": job}).save(path)
-
-
-def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: tuple[Path, str], job: str) -> None:
-    folder, earlier_job = earlier
-    for path in tqdm(paths, desc="traces", unit="file"):
-        if path.exists():
-            read_file(path, job)
-            continue
-        trace = read_file(folder / path.name, earlier_job)
-        logits = {name: recorded_logits(trace, head, recorder.pair.device) for name, head in recorder.heads.items()}
-        trace = replace(trace, estimates=logits, hidden=trace.hidden if recorder.hidden else None)
-        replace(recorder.sound(trace), about={"job": job}).save(path)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:

@@ -24,9 +24,11 @@ LAYERS = (
     ("files", "metrics"),
     ("config",),
     ("costs", "engine", "runs", "sampling"),
-    ("models", "search", "stopping", "trace", "verification"),
+    ("models", "search", "stopping", "verification"),
     ("acceptance", "pair"),
-    ("decoding", "training"),
+    ("decoding",),
+    ("trace",),
+    ("training",),
     ("api", "decode", "distillation", "sync", "testing", "train"),
     ("distill", "integrations", "train_heads"),
 )

@@ -5,7 +5,7 @@ Shapes: B batch slots, N proposed nodes, V vocabulary, D hidden size, L distribu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -100,6 +100,9 @@ class Step(Protocol):
     def earlier(self, count: int) -> Earlier | None:
         """The `count` positions before this one; None where nothing keeps them."""
 
+    def head_logits(self, head: Callable[[Step], Tensor]) -> Tensor:
+        """Raw logits [B] or [B, 2] of a head at work on the step: computed, or those that were recorded."""
+
 
 STEP_NAMES = tuple(name for name in vars(Step) if not name.startswith("_"))
 
@@ -156,6 +159,10 @@ class DraftStep:
         if self.before is None or self.before.tokens.shape[1] < count:
             return None
         return self.before.last(count)
+
+    def head_logits(self, head: Callable[[Step], Tensor]) -> Tensor:
+        """What the head computes of this step."""
+        return head(self)
 
     @cached_property
     def raw_probs(self) -> Tensor:

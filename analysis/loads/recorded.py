@@ -14,12 +14,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from analysis.loads.simulator import Load, ServedRequests, serve
-from analysis.replay.prompt_lookup import Copies
-from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
-from data_gen.recording_by_start import DEEPEST, PAYS, TEXTS, depth_that_pays
 from toolkit.config import instantiate
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer
@@ -27,6 +24,8 @@ from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, parse_json_file, write_atomic, write_json
 from toolkit.runs.token_bar import TokenBar
+from toolkit.trace.copies import Copies
+from toolkit.trace.record_by_start import DEEPEST, PAYS, TEXTS, depth_that_pays
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
@@ -54,7 +53,8 @@ class RecordedPair:
         self.copies: dict[CopyProposer | None, Copies] = {}
         self.settings = [setting for setting in settings if self._takes(setting)]
         alone = Workbench(replace(bench.pair, draft=None, drafts=(), head=None), *bench.shared)
-        path = folder / "settings" / f"{alone.prepare(Setting(PLAIN))}.parquet"
+        kept = folder / "settings"
+        path = kept / f"{alone.prepare(Setting(PLAIN))}.parquet"
         if any(setting.method != PLAIN for setting in self.settings):
             if path.exists():
                 responses = pd.read_parquet(path)
@@ -64,14 +64,13 @@ class RecordedPair:
                 if responses.error.notna().all():
                     raise InputError(f"every prompt failed, first: {responses.error.iloc[0]}")
                 write_atomic(path, lambda temporary: responses.to_parquet(temporary))
-            traces = path.with_stem(bench.prepare(Setting(PLAIN)))  # beside them, named after the draft, too
-            self.max_drafted = self._depth(responses, traces) if max_drafted == "auto" else max_drafted
+            self.max_drafted = self._depth(responses, kept) if max_drafted == "auto" else max_drafted
             self._bound(max_drafted)
         drafting = [setting for setting in self.settings if setting.method != PLAIN]
         if not drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
-        self.recording = Recording(bench, responses, traces, drafting, self.max_drafted, hidden)
-        self.texts = self.recording.texts(self.recording.usable)
+        self.recording = Recording(bench, responses, kept, drafting, self.max_drafted, hidden)
+        self.texts = self.recording.texts
         self.prompt_tokens = [len(prompt) for prompt, _ in self.texts]
         tokens, seconds = responses.num_generated.sum(), responses.setting_seconds.iloc[0]
         self.target_speed = float(tokens / seconds)  # tokens per second of the responses
@@ -90,9 +89,8 @@ class RecordedPair:
             trace = self._copies(method.proposer, bound.limit)
         else:
             trace = self.recording.trace_for(setting)
-        rule = with_recorded_heads(bound.policy, self.recording.heads)
         chosen = range(len(self.texts)) if requests is None else requests
-        return serve(trace, self.prompt_tokens, rule, self.costs[0], load, chosen)
+        return serve(trace, self.prompt_tokens, bound.policy, self.costs[0], load, chosen)
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
         """The setting as keys of `toolkit.decode` and their values, for a batch size: parameters, head, cost table."""
@@ -116,11 +114,8 @@ class RecordedPair:
     def _copies(self, proposer: CopyProposer | None, most: int) -> Copies:
         """What these texts let a proposer copy: worked out once, as far as the longest of its settings asks."""
         copies = self.copies.get(proposer)
-        if copies is None or copies.most < most:
-            bench = self.bench
-            ends = bench.pair.ends(bench.sampling)
-            copies = Copies(proposer, self.texts, most, bench.sampling.max_new_tokens, ends)
-            self.copies[proposer] = copies
+        if copies is None or copies.max_drafted < most:
+            copies = self.copies[proposer] = self.recording.copies(proposer, most)
         return copies
 
     def _takes(self, setting: Setting) -> bool:
@@ -138,13 +133,14 @@ class RecordedPair:
             return False
         return True
 
-    def _depth(self, responses: pd.DataFrame, path: Path) -> int:
+    def _depth(self, responses: pd.DataFrame, folder: Path) -> int:
         """How deep this draft's roll-outs pay on the first texts: measured once, and kept beside the recording."""
         recorded = [setting for setting in self.settings if setting.method != PLAIN and not needs_no_draft(setting)]
         if not recorded:
             return DEEPEST
         temperatures = sorted({self.bench.methods[setting.name].draft_temperature for setting in recorded}, key=str)
-        file = path.with_name(f"depth-{content_hash([path.stem, temperatures], length=16)}.json")
+        draft = self.bench.prepare(Setting(PLAIN))  # a hash of the texts and of the draft, too
+        file = folder / f"depth-{content_hash([draft, temperatures], length=16)}.json"
         if not file.exists():
             readable = self.bench.within_context(responses)
             readable = readable[readable.error.isna() & readable.token_ids.map(len).gt(0)]

@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.replay.policies import draft
-from analysis.replay.prompt_lookup import Copies
-from analysis.replay.tally import JudgedLengths, Sent
 from toolkit.costs.load import LoadCost
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
+from toolkit.trace.copies import Copies
+from toolkit.trace.replay import draft
 from toolkit.trace.rounds import Geometry
+from toolkit.trace.tally import JudgedLengths, Sent
 
 Floats = NDArray[np.float64]
 SEED = 0

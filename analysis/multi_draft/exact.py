@@ -42,7 +42,7 @@ def enumerate_rules(cfg: commands.Acceptance) -> Path:
             raise InputError(
                 f"methods: expected candidates of one draft ({', '.join(SCHEMES)}), got {judge.method} with {judge.scheme}"
             )
-    stage = open_stage("exact", cfg, ignore=("track",))
+    stage = open_stage("acceptance", cfg, ignore=("track",))
     if not stage.finished:
         table = pd.concat([enumerated(judges, p, q, count) for count in counts], ignore_index=True)
         save_table(table, stage.folder, "exact")

@@ -40,9 +40,9 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.reporting.method_table import measured_figures
 from analysis.tables.bootstrap import ENOUGH, brackets
 from analysis.tables.files import read_table
-from analysis.tables.method_table import measured_figures
 from toolkit.errors import InputError, unknown_name
 from toolkit.runs.pipeline import NAME
 from toolkit.runs.stage import read_manifest

@@ -15,20 +15,21 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers import WandbLogger
 
 from analysis.figures import plots
-from analysis.replay.policies import sweep_levels
-from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
+from analysis.replay.head_folders import threshold_policy
 from analysis.tables.files import save_table
 from toolkit import metrics
+from toolkit.acceptance.folder import scorer_with
 from toolkit.config.notes import File
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
 from toolkit.trace import Trace
-from toolkit.trace.folders import check_final_states, read_traces
+from toolkit.trace.replay import sweep_levels
+from toolkit.trace.score import with_logits
+from toolkit.trace.store import check_final_states, read_traces
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
 from toolkit.training.recorded import TracedData
 
-NAME = "trained"
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 
 
@@ -80,8 +81,8 @@ class ReplayedFrontier(pl.Callback):
 
 def replayed(trace: Trace, head: Any, draft: Any, cost_ratio: float, min_drafted: int = 1) -> pd.DataFrame:
     """Counts and rates of a head's policy (SpecDec++'s, or the rate rule's) at every threshold, one line each."""
-    trace = with_logits(trace, NAME, scorer_of(head, draft))
-    policy = threshold_policy(head, NAME, corrected=True)
+    trace = with_logits(trace, {head.key: scorer_with(head, draft, "cpu")})
+    policy = threshold_policy(head, corrected=True)
     levels = [1 - h for h in LEVELS]
     lines = []
     for h, replay in zip(LEVELS, sweep_levels(trace, policy, levels, min_drafted), strict=True):

@@ -18,7 +18,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.replay.prompt_lookup import Text
 from analysis.tables.files import read_table, save_table, show
 from data_gen.texts import read_responses
 from toolkit.acceptance.calibration.scores import CalibrationScores
@@ -28,6 +27,7 @@ from toolkit.decoding import SuffixProposer
 from toolkit.decoding.proposers.suffix import BETWEEN
 from toolkit.errors import InputError
 from toolkit.runs.stage import open_stage
+from toolkit.trace.copies import Text
 
 FILE = "match.json"
 LONG = 8  # tokens of a response that no two prompts have in common
@@ -36,7 +36,7 @@ LONG = 8  # tokens of a response that no two prompts have in common
 def fit_copies(cfg: commands.Heads) -> Path:
     """Fit, score and write; returns the output folder."""
     responses = read_responses(plain(cfg.copies), same_ends=True)
-    stage = open_stage("copies", cfg, inputs=responses.inputs, ignore=("track",))
+    stage = open_stage("heads", cfg, inputs=responses.inputs, ignore=("track",))
     if not stage.finished:
         started = perf_counter()
         fitted, held_out = split(responses.rows[: cfg.limit], cfg.dev_share, cfg.seed)

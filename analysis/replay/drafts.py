@@ -28,10 +28,8 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from analysis.replay.upper_bound import fixed
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show, with_interval
-from data_gen.recording import Recorder
 from data_gen.texts import TargetResponses, check_vocabulary, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.drafts import export
@@ -43,6 +41,8 @@ from toolkit.models.pair import TOY, ModelPair, load_draft, load_tokenizer, unsh
 from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.models.teacher import Text, distributions_along
 from toolkit.runs.stage import open_stage
+from toolkit.trace.bounds import fixed
+from toolkit.trace.record import Recorder
 from toolkit.types import Counts
 
 FIGURES = ("alpha", "accepted", "throughput")
@@ -78,7 +78,7 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     counted = read_responses(plain(cfg.frequencies)) if any(cfg.vocabularies) else None
     read = [responses for responses in (*texts.values(), counted, dev) if responses is not None]
     inputs = [path for responses in read for path in responses.inputs]
-    stage = open_stage("drafts", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
+    stage = open_stage("heads", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
         alone: ModelPair = instantiate(cfg.pair, draft=None)
         for responses in (*texts.values(), *([counted] if counted else [])):

@@ -8,17 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.replay.recorded_heads import scorer_of, with_logits
-from toolkit.acceptance.folder import KINDS, head_hash, inside, reads_embeddings, target_of, warn_of_target
+from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
+from toolkit.acceptance.folder import (
+    KINDS,
+    SurvivalScorer,
+    head_hash,
+    inside,
+    loaded,
+    reads_embeddings,
+    scorer_with,
+    target_of,
+    warn_of_target,
+)
+from toolkit.acceptance.preread import PrereadScorer
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
 from toolkit.runs.stage import MANIFEST, read_manifest
-from toolkit.trace import Trace, recorded_name
-from toolkit.trace.folders import SUMMARY, check_final_states
+from toolkit.stopping import Rate, Survival
+from toolkit.trace import Trace
+from toolkit.trace.score import with_logits
+from toolkit.trace.store import SUMMARY, check_final_states
 from toolkit.training.export import HEAD
-
-NAME = "head"  # of its logits in a trace that holds them for this purpose only
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class Contender:
     name      folder and weights, as a reader tells heads apart
     kind      "survival" or "preread" (`toolkit.acceptance.folder.KINDS`)
     card      what its folder says of its training
-    recorded  under which name the traces keep its logits; None: they are computed from the recorded states
+    recorded  whether the traces hold its logits; else they are computed from the recorded states
     """
 
     name: str
@@ -36,17 +47,12 @@ class Contender:
     folder: Path
     head: Any
     card: Mapping[str, Any]
-    recorded: str | None
-
-    @property
-    def estimate(self) -> str:
-        """The name of its logits in a `scored` trace."""
-        return self.recorded or NAME
+    recorded: bool
 
     @property
     def needs_draft(self) -> bool:
         """Whether its logits have to be computed with the draft's embeddings."""
-        return self.recorded is None and reads_embeddings(self.head)
+        return not self.recorded and reads_embeddings(self.head)
 
     @property
     def files(self) -> list[Path]:
@@ -66,8 +72,8 @@ class Contender:
         }  # fmt: skip
 
     def scored(self, trace: Trace, draft: Any) -> Trace:
-        """The trace with this head's logits under `estimate`."""
-        return trace if self.recorded else with_logits(trace, NAME, scorer_of(self.head, draft))
+        """The trace with this head's logits."""
+        return trace if self.recorded else with_logits(trace, {self.head.key: scorer_with(self.head, draft, "cpu")})
 
 
 def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> list[Contender]:
@@ -100,7 +106,7 @@ def side_by_side(folder: Path) -> list[Path]:
 def _contender(
     path: Path, folder: Path, kind: str, digest: str, traces: Sequence[Path], summaries: Sequence[Mapping[str, Any]]
 ) -> Contender:
-    head, card = KINDS[kind].load(folder)
+    head, card = loaded(folder, kind)
     for recording, summary in zip(traces, summaries, strict=True):
         check_final_states(summary, recording)
         trained, recorded_with = Weights.recorded(card), Weights.recorded(summary)
@@ -113,14 +119,25 @@ def _contender(
         target, replayed = target_of(card), target_of(summary)
         reason = None if target is None or replayed is None else target.other_than(replayed)
         warn_of_target(reason, str(folder), f"that of the traces in {recording}")
-    names = {next((n for n, held in summary["heads"].items() if held == digest), None) for summary in summaries}
-    recorded = names.pop() if len(names) == 1 else None
+    recorded = all(digest in summary["heads"].values() for summary in summaries)
     states = all(read_manifest(recording)["config"]["hidden"] for recording in traces)
-    if recorded is None and not states:
+    if not recorded and not states:
         raise InputError(
             f"the traces hold neither states nor logits of the head in {folder}: record them with hidden=true, or with "
-            f"heads={{NAME: {folder}}} (dev under the same name)"
+            f"heads={{NAME: {folder}}}"
         )
     short = path.resolve().parent.name if path.resolve().name == HEAD else path.resolve().name
     name = f"{short}@{digest[:6]}" + (" (pre-read)" if kind == "preread" else "")
-    return Contender(name, kind, folder, head, card, recorded and recorded_name(recorded, kind))
+    return Contender(name, kind, folder, head, card, recorded)
+
+
+def threshold_policy(head: Any, corrected: bool) -> Rate | Survival:
+    """The policy of a head whose logits a trace holds, to be swept over levels 1 - h.
+
+    SpecDec++'s rule; of a pre-read head the rate rule's score, P(all accepted and the next one, too), in its place.
+    corrected  undo the class weight's shift of an acceptance head (a pre-read head's is undone always)
+    """
+    shift = head.config["log_w_rej"]
+    if isinstance(head, PrereadHead):
+        return Rate(PrereadEstimator(head.key, scorer=PrereadScorer(head), log_w_rej=shift), rate=1.0)
+    return Survival(HeadEstimator(head.key, corrected, scorer=SurvivalScorer(head), log_w_rej=shift))

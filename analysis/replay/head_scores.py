@@ -36,12 +36,12 @@ def drawn_samples(trace: Trace, logits: Tensor, preread: bool) -> tuple[Tensor, 
     return outputs[exists], trace.accept_prob[starts][exists], text[exists]
 
 
-def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bootstrap: Bootstrap) -> dict[str, float]:
-    """Scores of a head, whose logits the trace keeps under `name`, on the `chosen` texts [T]; KL with its interval.
+def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, bootstrap: Bootstrap) -> dict[str, float]:
+    """Scores of a head, whose logits the trace holds, on the `chosen` texts [T]; KL with its interval.
 
     Raw, and with the class weight undone (`_corrected`); the AUROC is the same for both. Raises InputError without samples.
     """
-    logits, labels, text = drawn_samples(trace, trace.estimates[name], isinstance(head, PrereadHead))
+    logits, labels, text = drawn_samples(trace, trace.head_logits(head.key), isinstance(head, PrereadHead))
     mine = torch.from_numpy(chosen)[text]
     logits, labels, text = logits[mine].double(), labels[mine].double(), text[mine]
     if not len(logits):

@@ -1,7 +1,7 @@
 """What a draft forward may cost, solved on a recording: analysis.timing traces=FOLDER head=FOLDER. No threshold.
 
 The rule is "keep drafting while the next token's probability to enter the text exceeds lambda c". For every cost ratio c this
-finds the lambda that is best on the way to its fixed point (`analysis.replay.upper_bound.solve_policy`). It gives what
+finds the lambda that is best on the way to its fixed point (`toolkit.trace.bounds.solve_policy`). It gives what
 that lambda reaches and the override that decodes with it; without one, `method=rate` tracks lambda prompt by prompt.
 For an acceptance head this is SpecDec++ at h = 1 - lambda c. The recording is what lambda is chosen on: report speeds
 on other prompts.
@@ -18,9 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.replay import upper_bound
-from analysis.replay.head_folders import find_contenders
-from analysis.replay.recorded_heads import threshold_policy
+from analysis.replay.head_folders import find_contenders, threshold_policy
 from analysis.tables.files import markdown, save_table, show, show_page
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
@@ -28,7 +26,8 @@ from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import open_stage
-from toolkit.trace.folders import SUMMARY, read_traces
+from toolkit.trace import bounds
+from toolkit.trace.store import SUMMARY, read_traces
 
 
 def solve_prices(cfg: commands.Timing) -> Path:
@@ -42,16 +41,16 @@ def solve_prices(cfg: commands.Timing) -> Path:
     trace = read_traces(folder)
     contenders = find_contenders([cfg.head], [folder])
     contender = next((head for head in contenders if head.kind == "preread"), contenders[0])
-    stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *contender.files])
+    stage = open_stage("timing", cfg, inputs=[folder / SUMMARY, *contender.files])
     if stage.finished:
         show_page(stage.folder / "prices.md")
         return stage.folder
     scored = contender.scored(trace, instantiate(cfg.draft) if contender.needs_draft else None)
-    policy = threshold_policy(contender.head, contender.estimate, corrected=True)
+    policy = threshold_policy(contender.head, corrected=True)
     lines = []
     for c in ratios:
-        solved = upper_bound.solve_policy(scored, policy, c, cfg.min_drafted)
-        k, fixed = upper_bound.best_fixed(scored, c)
+        solved = bounds.solve_policy(scored, policy, c, cfg.min_drafted)
+        k, fixed = bounds.best_fixed(scored, c)
         line = {"c": c, "lambda": solved.price, "lambda c": solved.price * c, "tokens per target time": solved.rate}
         line |= {"rounds at the bound": solved.replayed.lengths[-1] / solved.replayed.lengths.sum()}
         line |= {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.replay.oracle import acceptance_probs, expected_counts
 from analysis.tables.grid import PARAMETERS, PLAIN, Setting
 from analysis.tables.rows import COUNTS, LENGTHS, SOURCES, round_lengths
 from toolkit.acceptance.folder import head_hash
@@ -25,6 +24,7 @@ from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.runs.tracking import parameter_counts
 from toolkit.sampling import Sampling
+from toolkit.trace.bounds import acceptance_probs, expected_counts
 from toolkit.types import Generation
 from toolkit.verification.rules.rejection import Rejection
 
@@ -66,6 +66,10 @@ class Workbench:
         self.methods[setting.name] = instantiate(config)
         self.methods[setting.name].bind(self.pair)
         return content_hash([shared, contents_of(config).identity, head and head_hash(head)], length=16)
+
+    def bound(self, setting: Setting) -> Method:
+        """A prepared setting's method, bound to the pair."""
+        return self.methods[setting.name].bind(self.pair)
 
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:

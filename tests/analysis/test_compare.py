@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from analysis import compare
+from analysis.reporting.method_table import groups_to_choose_on
 from analysis.tables.files import read_table
-from analysis.tables.method_table import groups_to_choose_on
 from toolkit.config import compose
 from toolkit.costs.energy import Energy
 from toolkit.errors import InputError

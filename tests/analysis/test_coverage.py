@@ -16,9 +16,9 @@ from analysis.loads.choosing import _speedups
 from analysis.multi_draft.acceptance_table import SHAPE, acceptance_table, block_efficiency_table
 from analysis.quality import Metric
 from analysis.replay.drafts import figures as draft_figures
+from analysis.reporting.method_table import measured_figures, table_of
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import PLAIN, Setting
-from analysis.tables.method_table import measured_figures, table_of
 from analysis.tables.rows import COUNTS, acceptance_positions
 from analysis.tables.standing import standing
 

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from analysis import frontier, sweep
-from analysis.replay import upper_bound
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table, save_table
 from analysis.tables.rows import COUNTS, apart, as_one_part, check_comparable
@@ -22,6 +21,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import write_json
 from toolkit.runs.stage import MANIFEST, checksum, read_manifest
 from toolkit.trace import Trace, join
+from toolkit.trace import bounds as upper_bound
 
 
 def cost_of(rows, cost_ratio):

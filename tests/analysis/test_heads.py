@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from analysis import heads, timing
+from analysis.replay import head_table
 from analysis.replay.head_folders import side_by_side
 from analysis.replay.head_scores import drawn_samples
-from analysis.replay.policies import replay
-from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.files import read_table
 from data_gen import traces
 from toolkit import ModelPair, config
@@ -20,7 +19,8 @@ from toolkit.errors import InputError
 from toolkit.metrics import throughput
 from toolkit.models.pair import fingerprint
 from toolkit.stopping import Bounded, Rate, Survival
-from toolkit.trace.folders import read_traces
+from toolkit.trace.replay import replay
+from toolkit.trace.store import read_traces
 from toolkit.types import Counts
 
 MAX, SHARE = 6, 0.4
@@ -114,7 +114,7 @@ def test_every_line_is_the_policy_that_decodes_with_the_head(made, recorded, fol
         for h in THRESHOLDS:
             rate = Rate(PrereadEstimator(folder), cost_ratio=1.0, rate=1 - h)
             policy, least = (rate, 1) if name == "preread" else (Survival(HeadEstimator(folder), h), 2)
-            found[h] = replay(trace, with_recorded_heads(Bounded(policy.bind(pair), least, MAX), names))
+            found[h] = replay(trace, Bounded(policy.bind(pair), least, MAX))
         *_, text = drawn_samples(
             trace, trace.estimates["preread.preread" if name == "preread" else name], name == "preread"
         )
@@ -150,7 +150,7 @@ def test_settings_come_from_the_heads_own_folders(made):
 
 
 def test_finished_work_is_kept(made, tiny_overrides, recorded, folders, monkeypatch):
-    monkeypatch.setattr(heads, "_study", None)
+    monkeypatch.setattr(head_table, "_study", None)
     again = options(tiny_overrides, recorded["states"], folders.values(), f"paths.output_dir={made['states']}")
     assert heads.run(again) == made["states"]
 
@@ -197,7 +197,7 @@ def test_prices_are_worth_what_the_table_says(kind, method, ratios, recorded, fo
         assert name == f"={method}"
         words = [*(word.removeprefix(".") for word in overrides), "min_drafted=1", f"max_drafted={MAX}"]
         policy = config.method(method, words, head).bind(pair).policy
-        reached = throughput(replay(trace, with_recorded_heads(policy, {head: kind})).total, line["c"])
+        reached = throughput(replay(trace, policy).total, line["c"])
         assert reached == pytest.approx(line["tokens per target time"], rel=1e-3)
     with pytest.raises(InputError, match="cost_ratios: expected a list of numbers above 0"):
         timing.run(compose("timing", [*tiny_overrides, "cost_ratios=[0.1,-1]"]))

@@ -12,11 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.replay.policies import replay, replay_starts
 from data_gen import mix, traces
 from data_gen.held_out import load_frozen
-from data_gen.recording import Recorder
-from data_gen.recording_by_start import DEEPEST, depth_of, depth_that_pays
 from data_gen.texts import read_jsonl, read_texts
 from toolkit import ModelPair
 from toolkit import decode as decode_command
@@ -28,7 +25,10 @@ from toolkit.runs.stage import checksum, read_manifest
 from toolkit.sampling import Sampling, warp
 from toolkit.stopping import Bounded, Confidence, Fixed
 from toolkit.trace import Trace, join
-from toolkit.trace.folders import read_traces
+from toolkit.trace.record import Recorder
+from toolkit.trace.record_by_start import DEEPEST, depth_of, depth_that_pays
+from toolkit.trace.replay import by_starts, replay
+from toolkit.trace.store import read_traces
 from toolkit.trace.trace import Rows
 
 V, END, ROWS = 3, 0, 6000
@@ -155,7 +155,7 @@ def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_
     recorder = Recorder(pair, sampling, max_drafted=3)
     trace = recorder.record([(prompt, text) for text in texts], range(ROWS))
     policy = Fixed(num_drafted) if threshold is None else Confidence(threshold)
-    found = replay_starts(trace, Bounded(policy, 1, num_drafted)).counts
+    found = by_starts(trace, Bounded(policy, 1, num_drafted)).counts
     exact = live_distribution(pair, prompt, length, num_drafted, threshold, sampling)
     assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
     for text, prob in distribution.items():

@@ -10,7 +10,6 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from analysis.replay.prompt_lookup import replay_prompt_lookup
 from toolkit import ModelPair, config, generate
 from toolkit.acceptance import match
 from toolkit.decoding import Method, PromptLookupProposer, Sampling, SuffixProposer, decode
@@ -18,6 +17,7 @@ from toolkit.engine import TabularModel
 from toolkit.errors import InputError
 from toolkit.stopping import Confidence, Fixed, Heuristic, LookupRate
 from toolkit.testing import llama_pair
+from toolkit.trace.copies import replay_prompt_lookup
 from toolkit.verification import get
 
 END = 2

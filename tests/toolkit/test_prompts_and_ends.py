@@ -15,7 +15,6 @@ from transformers import GenerationConfig
 
 from data_gen import responses
 from data_gen.completions import CompletionRequest, Completions
-from data_gen.recording import Recorder
 from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
 from toolkit.config import compose, plain
@@ -25,6 +24,7 @@ from toolkit.errors import DecodingError, InputError
 from toolkit.models.generation_config import resolved
 from toolkit.sampling import warp
 from toolkit.testing import ragged_prompts, save_checkpoint, tiny_llama, tiny_model, tiny_tokenizer
+from toolkit.trace.record import Recorder
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
 from toolkit.testing import FAMILIES, llama_pair, output_pvalue
+from toolkit.trace.record import Recorder
 
 LIMIT = 24
 

@@ -6,7 +6,6 @@ and `drawn_prob` about the token just drawn (y_k). `drawn_probs` is about the to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -19,8 +18,6 @@ from toolkit.config.notes import Head
 from toolkit.errors import InputError
 from toolkit.types import Step
 
-Find = Callable[[str, str], Scorer]  # (head folder, kind of head) -> what scores instead
-
 
 @dataclass(frozen=True)
 class HeadEstimator:
@@ -28,7 +25,7 @@ class HeadEstimator:
 
     head       folder of a head; None: the one that ships with the pair
     corrected  undo the class weight's shift before the sigmoid (published: False)
-    scorer     what gives the head's logits: set by `bind`, replaced by recorded ones in a replay
+    scorer     the head at work, set by `bind`; a step gives its logits (`Step.head_logits`): computed, or recorded
     """
 
     head: Annotated[str | None, Head()] = None
@@ -38,7 +35,7 @@ class HeadEstimator:
 
     @property
     def num_earlier(self) -> int:
-        """The number of positions before a step that its head reads; recorded logits read none."""
+        """The number of positions before a step that its head reads."""
         return int(getattr(self.scorer, "num_earlier", 0))
 
     def bind(self, pair: Any) -> HeadEstimator:
@@ -47,14 +44,14 @@ class HeadEstimator:
         head_scorer = scorer(pair, folder, "survival")
         return replace(self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej)
 
-    def rescored(self, find: Find) -> HeadEstimator:
-        """The same estimator with another source of logits."""
-        return replace(self, scorer=find(_bound(self.head), "survival"))
+    def prob(self, logits: Tensor) -> Tensor:
+        """The probability [B] that the head's raw logits [B] stand for."""
+        return torch.sigmoid(logits + (self.log_w_rej if self.corrected else 0.0))
 
     def read_prob(self, step: Step) -> Tensor:
         """P(y_{k-1} accepted) [B], given that the ones before it are."""
         assert self.scorer is not None, "bind the estimator to a pair first"
-        return torch.sigmoid(self.scorer(step) + (self.log_w_rej if self.corrected else 0.0))
+        return self.prob(step.head_logits(self.scorer))
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class PrereadEstimator:
 
     @property
     def num_earlier(self) -> int:
-        """The number of positions before a step that its head reads; recorded logits read none."""
+        """The number of positions before a step that its head reads."""
         return int(getattr(self.scorer, "num_earlier", 0)) if self.instead is None else self.instead.num_earlier
 
     def bind(self, pair: Any) -> PrereadEstimator:
@@ -84,11 +81,10 @@ class PrereadEstimator:
         head_scorer = scorer(pair, folder, "preread")
         return replace(self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej)
 
-    def rescored(self, find: Find) -> PrereadEstimator:
-        """The same estimator with another source of logits."""
-        if self.instead is not None:
-            return replace(self, instead=self.instead.rescored(find))
-        return replace(self, scorer=find(_bound(self.head), "preread"))
+    def probs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The two probabilities [B] that the head's raw logits [B, 2] stand for."""
+        accepted, following = torch.sigmoid(logits + self.log_w_rej).unbind(-1)
+        return accepted, following
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
@@ -96,8 +92,7 @@ class PrereadEstimator:
             certain = torch.ones(step.entropy.shape, dtype=torch.float32, device=step.entropy.device)
             return (certain if step.depth == 1 else self.instead.read_prob(step)), certain
         assert self.scorer is not None, "bind the estimator to a pair first"
-        accepted, following = torch.sigmoid(self.scorer(step) + self.log_w_rej).unbind(-1)
-        return accepted, following
+        return self.probs(step.head_logits(self.scorer))
 
 
 class ConfidenceEstimator:
@@ -124,9 +119,3 @@ def _folder(head: str | None, pair: Any) -> str:
             "dynamic_confidence, batch_rate_confidence, speculative"
         )
     return str(inside(folder))
-
-
-def _bound(head: str | None) -> str:
-    if head is None:
-        raise InputError("bind the policy to a pair first")
-    return head

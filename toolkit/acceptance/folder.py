@@ -21,7 +21,7 @@ from toolkit.files.atomic import content_hash, file_hash, read_json
 from toolkit.models.fingerprint import Weights, adapters
 from toolkit.types import Step
 
-Scorer = Callable[[Step], Tensor]  # to raw logits [B] or [B, 2]
+Scorer = Callable[[Step], Tensor]  # a head at work: to raw logits [B] or [B, 2]
 KINDS: dict[str, type[SavedHead]] = {"survival": AcceptanceHead, "preread": PrereadHead}
 
 
@@ -53,12 +53,24 @@ def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | Preread
     key = (str(folder), head_class, *times, repr([adapters(model) for model in (pair.draft, pair.target)]))
     heads = engine_of(pair).heads
     if key not in heads:
-        head, record = head_class.load(folder)
+        head, record = loaded(folder, kind)
         check_draft(record, pair.draft, str(folder))
         if pair.target is not pair.draft and (trained := target_of(record)) is not None:
             warn_of_target(trained.not_of(pair.target), str(folder), "this pair's")
         heads[key] = head.to(pair.device)
     return scorer_with(heads[key], pair.draft, pair.device)
+
+
+def loaded(folder: Path | str, kind: str) -> tuple[SavedHead, dict[str, Any]]:
+    """The head of one kind in a folder, with its `key`, and what was recorded about it. Raises InputError."""
+    head, record = KINDS[kind].load(folder)
+    head.key = recorded_name(head_hash(folder), kind)
+    return head, record
+
+
+def recorded_name(head: str, kind: str) -> str:
+    """The name that the logits of one kind of head (`KINDS`) are recorded under."""
+    return head if kind == "survival" else f"{head}.{kind}"
 
 
 def scorer_with(head: Any, draft: Any, device: torch.device | str) -> SurvivalScorer | PrereadScorer:
@@ -81,7 +93,7 @@ def reads_embeddings(head: Any) -> bool:
     return isinstance(head, PrereadHead) or bool(head.inputs.earlier and head.inputs.earlier_tokens)
 
 
-def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
+def scorers(pair: Any, folder: Path | str) -> dict[str, SurvivalScorer | PrereadScorer]:
     """The scorers of the heads in a folder, by kind (`KINDS`).
 
     Raises InputError if the folder holds no head, or another draft's.
@@ -89,17 +101,6 @@ def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
     folder = inside(folder)
     kinds = [kind for kind, head in KINDS.items() if head.is_in(folder)] or ["survival"]
     return {kind: scorer(pair, folder, kind) for kind in kinds}
-
-
-def recorded_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, Scorer]:
-    """The scorers of named head folders, under the names that a trace keeps their logits by."""
-    from toolkit.trace import recorded_name  # decoding needs no traces
-
-    return {
-        recorded_name(name, kind): scorer
-        for name, folder in folders.items()
-        for kind, scorer in scorers(pair, folder).items()
-    }
 
 
 def inside(folder: str | Path) -> Path:

@@ -4,7 +4,7 @@ A pre-read head always reads the newest position: its state, the drawn token and
 the state that has read the token. For this head, the first earlier position is the token's own. Earlier positions are those of
 the text without the prompt. They do not depend on the rounds that made the text, so one score per step serves every start of
 a round. The likelihood of the text so far is the draft's, per token. The depth in the round depends on where the round
-starts. With this input a step has one score per start (`toolkit.acceptance.from_states`).
+starts. With this input a step has one score per start (`toolkit.trace.score`).
 
 Shapes: B rows, D hidden size, E embedding size, H earlier positions, F features.
 """

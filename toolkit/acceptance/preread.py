@@ -107,10 +107,14 @@ def embedding_table(draft: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class PrereadScorer(AtWork):
-    """A pre-read head at work: raw logits [B, 2] of a step."""
+    """A pre-read head at work: raw logits [B, 2] of a step.
+
+    table  the draft's embeddings [V, E]; None: its logits are recorded
+    """
 
     module: PrereadHead
-    table: Tensor
+    table: Tensor | None = None
 
     def __call__(self, step: Step) -> Tensor:
+        assert self.table is not None, "recorded logits belong to the steps of a recording"
         return self.module(self.module.inputs.features(step, self.table))

@@ -33,6 +33,11 @@ class AtWork:
     module: SavedHead
 
     @property
+    def key(self) -> str:
+        """The name of the head's logits in recordings."""
+        return self.module.key
+
+    @property
     def num_earlier(self) -> int:
         """The number of positions before a step that the head reads."""
         return self.module.inputs.num_earlier
@@ -50,6 +55,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
     summary, method            for its card: what it predicts, and a method that uses it
     about                      what was recorded with it: the draft's fingerprint, sampling, metrics and so on
     inputs                     what it reads beside the newest state
+    key                        the name of its logits in recordings; of a head in a folder a hash of the folder's heads
     """
 
     weights_file: ClassVar[str]
@@ -60,6 +66,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
     arguments: ClassVar[tuple[str, ...]]
     inputs: Inputs
     log_w_rej: float
+    key: str = "head"
 
     def __init__(self) -> None:
         super().__init__()

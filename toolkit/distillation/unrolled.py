@@ -35,10 +35,9 @@ from toolkit.distillation.data import DraftBatch, length_of
 from toolkit.distillation.module import DraftTraining
 from toolkit.distillation.teachers import key_of
 from toolkit.engine.facts import check_evaluation
-from toolkit.engine.hf import attention_reaches
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
-from toolkit.models.eagle3 import FAMILIES, Eagle3
+from toolkit.models.eagle3 import FAMILIES, AllSteps, Eagle3
 from toolkit.models.teacher import Text, pad_right
 
 SAME = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -153,31 +152,6 @@ class TargetStates:
     def _file(self, text: Text) -> Path:
         assert self.folder is not None
         return self.folder / "-".join(map(str, self.layers)) / f"{key_of(text)}.safetensors"
-
-
-class AllSteps:
-    """The keys and values of every depth of a draft, one after another: what attention takes for a cache."""
-
-    def __init__(self, draft: Eagle3) -> None:
-        (reach,) = attention_reaches(draft).values()
-        self.window, self.dtype = reach.window, draft.dtype
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.positions: Tensor | None = None
-
-    def mask(self, visible: Tensor, positions: Tensor) -> Tensor:
-        """The additive mask [1, 1, n, S] of one more depth, whose tokens [n] see `visible` [n, S] within the window."""
-        self.positions = positions if self.positions is None else torch.cat([self.positions, positions])
-        if self.window is not None:
-            visible = visible & (positions.unsqueeze(1) - self.positions < self.window)
-        mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
-        return mask.masked_fill(~visible, torch.finfo(self.dtype).min)[None, None]
-
-    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Keep [B, heads, m, head size] of one more depth; returns those of all."""
-        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], 2)
-        self.values = values if self.values is None else torch.cat([self.values, values], 2)
-        return self.keys, self.values
 
 
 def unrolled_states(draft: Eagle3, target_states: Tensor, tokens: Tensor, depth: int) -> list[Tensor]:

@@ -34,6 +34,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
+from toolkit.engine.hf import attention_reaches
 from toolkit.errors import InputError, warn
 from toolkit.models.draft_formats import CONFIG, EAGLE3, FLAGS, LAYER_IDS, eagle3_config, read_layers, read_weights
 from toolkit.models.draft_formats import is_eagle3 as is_eagle3
@@ -144,8 +145,12 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         if target_states is not None and from_target is not None:
             states = torch.where(from_target.unsqueeze(-1), self.projected(target_states), own_states)
         handed_on, final = self.read(input_ids, position_ids, attention_mask, past_key_values, states)
-        logits = self.lm_head.whole(self.lm_head(final[:, -logits_to_keep:]))
+        logits = self.logits(final[:, -logits_to_keep:])
         return CausalLMOutput(logits=logits, hidden_states=(handed_on,))
+
+    def logits(self, final: Tensor) -> Tensor:
+        """Logits [..., V] from the states [..., D] that the output layer reads; -inf for the tokens without a row."""
+        return self.lm_head.whole(self.lm_head(final))
 
     def read(self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any, states: Tensor) -> tuple[Tensor, ...]:
         """One pass over tokens [b, T] beside states [b, T, D]: the states to hand on, and those that the output layer reads."""
@@ -161,6 +166,31 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         final = self.norm(hidden)
         return (final if "norm_output" in self.flags else hidden), final
+
+
+class AllSteps:
+    """The keys and values of every depth of a draft, one after another: what attention takes for a cache."""
+
+    def __init__(self, draft: Eagle3) -> None:
+        (reach,) = attention_reaches(draft).values()
+        self.window, self.dtype = reach.window, draft.dtype
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.positions: Tensor | None = None
+
+    def mask(self, visible: Tensor, positions: Tensor) -> Tensor:
+        """The additive mask [1, 1, n, S] of one more depth, whose tokens [n] see `visible` [n, S] within the window."""
+        self.positions = positions if self.positions is None else torch.cat([self.positions, positions])
+        if self.window is not None:
+            visible = visible & (positions.unsqueeze(1) - self.positions < self.window)
+        mask = torch.zeros(visible.shape, dtype=self.dtype, device=visible.device)
+        return mask.masked_fill(~visible, torch.finfo(self.dtype).min)[None, None]
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keep [B, heads, m, head size] of one more depth; returns those of all."""
+        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], 2)
+        self.values = values if self.values is None else torch.cat([self.values, values], 2)
+        return self.keys, self.values
 
 
 def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu") -> Eagle3:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -109,12 +109,7 @@ class RecordedStep:
             raise InputError("this trace holds no hidden states: record it with hidden=true, or with the policy's head")
         return self.trace.hidden[index]
 
-    def estimate(self, name: str) -> Tensor:
-        """The recorded raw logits of a head [B], or [B, 2] of a pre-read one."""
-        if name not in self.trace.estimates:
-            held = ", ".join(self.trace.estimates) or "none"
-            raise InputError(
-                f"this trace holds no estimates of {name} (held: {held}); record it with heads={{{name}: FOLDER}}"
-            )
-        logits = logits_at(self.trace, self.trace.estimates[name], self.index, self.depth)
+    def head_logits(self, head: Any) -> Tensor:
+        """The recorded raw logits of a head [B], or [B, 2] of a pre-read one; the head is read by its `key` alone."""
+        logits = logits_at(self.trace, self.trace.head_logits(head.key), self.index, self.depth)
         return logits if self.device is None else logits.to(self.device)

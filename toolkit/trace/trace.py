@@ -12,7 +12,7 @@ positions s+1, s+2, ... up to the first rejected one or the last, and then that 
 
 A draft that reads the target's states (EAGLE-3) says something else about a position in every round. Its recordings are
 **by start**: a round visits the position that it starts at, and then that position's roll-out, whatever is accepted. `run`
-tells how many of its tokens are. Acceptance draws are made per start and depth (`data_gen.recording_by_start`).
+tells how many of its tokens are. Acceptance draws are made per start and depth (`toolkit.trace.record_by_start`).
 
 Shapes: T texts, P positions of all texts, S >= P steps, D hidden size.
 """
@@ -98,6 +98,7 @@ class Trace:
     run [P]             accepted tokens of the round that starts there, at most max_drafted; None: not recorded by start
     max_drafted         most steps of a round the roll-outs suffice for
     about               what the trace was made from
+    names               a head's key -> its name in `estimates`, where that is another one
     """
 
     text_first: Tensor
@@ -123,6 +124,7 @@ class Trace:
     target_prob: Tensor | None = None
     run: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_texts(self) -> int:
@@ -197,6 +199,16 @@ class Trace:
         count[step] = (origin - first[origin] + 1 + step - start).float()
         return total, count
 
+    def head_logits(self, key: str) -> Tensor:
+        """The raw logits of all steps, as in `estimates`, of the head with this key. Raises InputError if there are none."""
+        name = self.names.get(key, key)
+        if name not in self.estimates:
+            held = ", ".join(self.estimates) or "none"
+            raise InputError(
+                f"this trace holds no estimates of the head {name} (held: {held}): record it with this head"
+            )
+        return self.estimates[name]
+
     def lengths(self) -> Tensor:
         """Tokens of each text [T]."""
         return self.text_first.diff()
@@ -244,6 +256,7 @@ class Trace:
                 estimates=estimates,
                 max_drafted=int(metadata["max_drafted"]),
                 about=json.loads(metadata["about"]),
+                names={},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
@@ -265,11 +278,6 @@ def within(lengths: Tensor) -> Tensor:
     """0, 1, ... within each of several runs of these lengths."""
     ends = lengths.long().cumsum(0)
     return torch.arange(int(lengths.sum())) - (ends - lengths).repeat_interleave(lengths)
-
-
-def recorded_name(head: str, kind: str) -> str:
-    """The name that the logits of one kind of head (`toolkit.acceptance.folder.KINDS`) are kept under."""
-    return head if kind == "survival" else f"{head}.{kind}"
 
 
 def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:

@@ -12,10 +12,10 @@ from analysis import advise, serving
 from analysis.loads.choosing import advised, best_lengths, sentences
 from analysis.loads.costs import DEVICES, SHAPES, Shape, modelled
 from data_gen.held_out import load_frozen
-from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
+from toolkit.trace.record import Recorder
 
 SMALL = ["~grid.tail", "~grid.dynamic_confidence", "~grid.rate", "grid.confidence.policy.threshold=[0.4]",
          "grid.speculative.policy.num_drafted=[1,3]", "sampling.max_new_tokens=12", "track=false"]  # fmt: skip

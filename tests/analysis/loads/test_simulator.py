@@ -6,20 +6,20 @@ import torch
 
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load, serve
-from analysis.replay.policies import replay
-from analysis.replay.prompt_lookup import Copies
-from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.grid import Setting
 from analysis.tables.workbench import Workbench
 from data_gen.held_out import load_frozen
-from data_gen.recording import Recorder
 from toolkit import ModelPair, config
-from toolkit.acceptance.folder import recorded_scorers
+from toolkit.acceptance.folder import head_hash
 from toolkit.costs.load import CostGrid, LoadCost
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
 from toolkit.stopping import Bounded, Fixed
+from toolkit.trace.copies import Copies
+from toolkit.trace.record import Recorder
+from toolkit.trace.replay import replay
+from toolkit.trace.score import named_scorers
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=24)
 
@@ -34,7 +34,7 @@ def recorded(pair):
     prompts = [e.prompt for domain in ("math", "code") for e in load_frozen(domain, "dev")[:4]]
     plain = decode(pair, prompts, config.method("autoregressive"), SAMPLING)
     texts = [(g.prompt_ids, g.token_ids) for g in plain]
-    return texts, Recorder(pair, SAMPLING, 10, recorded_scorers(pair, {"own": pair.head})).record(
+    return texts, Recorder(pair, SAMPLING, 10, named_scorers(pair, {head_hash(pair.head): pair.head})).record(
         texts, range(len(texts))
     )
 
@@ -51,7 +51,7 @@ def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots
     costs = COSTS.save(tmp_path / "costs.json")
     method = config.method(name, ["max_drafted=10", *([f"policy.costs={costs}"] if name == "batch_rate" else [])])
     live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLING, batch_size=slots)
-    policy = with_recorded_heads(method.bind(pair).policy, {pair.head: "own"})
+    policy = method.bind(pair).policy
     lengths = [len(prompt) for prompt, _ in texts]
     served = serve(trace, lengths, policy, COSTS, Load(slots, drops="half"), range(len(texts)))
     for number, generation in enumerate(live):

@@ -9,17 +9,19 @@ import torch
 from pytorch_lightning.loggers import WandbLogger
 
 from analysis.replay.closing_frontier import LEVELS, ReplayedFrontier, _best, replayed
-from analysis.replay.policies import replay
-from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
-from tests.analysis.replay.plain import MOST, small_trace
+from analysis.replay.head_folders import threshold_policy
+from tests.toolkit.trace.plain import MOST, small_trace
 from toolkit import metrics, testing
 from toolkit.acceptance import AcceptanceHead, PrereadHead
+from toolkit.acceptance.folder import scorer_with
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_json
 from toolkit.models.fingerprint import Weights
 from toolkit.runs import stage
 from toolkit.stopping import Bounded, Rate, Survival
-from toolkit.trace.folders import SUMMARY, file_name
+from toolkit.trace.replay import replay
+from toolkit.trace.score import with_logits
+from toolkit.trace.store import SUMMARY, file_name
 from toolkit.training.checkpoints import BEST, folder_of
 
 
@@ -41,8 +43,8 @@ def test_a_frontier_has_a_line_for_every_threshold(trace, heads):
         assert table.threshold.tolist() == list(LEVELS) and (LEVELS[0], LEVELS[-1], len(LEVELS)) == (0.05, 0.95, 19)
         assert table.setting.tolist()[1] == "h=0.1" and set(table.method) == {head.method}
         assert table.lossless.all() and table.undominated.all()
-        told = with_logits(trace, "x", scorer_of(head, draft))
-        policy = threshold_policy(head, "x", corrected=True)
+        told = with_logits(trace, {head.key: scorer_with(head, draft, "cpu")})
+        policy = threshold_policy(head, corrected=True)
         assert isinstance(policy, kind)
         for row in (4, 15):
             words = {"threshold": LEVELS[row]} if kind is Survival else {"rate": 1 - LEVELS[row], "cost_ratio": 1.0}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from analysis.replay.policies import replay_rounds
-from analysis.replay.recorded_heads import with_recorded_heads
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.stopping import Bounded
+from toolkit.trace.replay import replay_rounds
 from toolkit.types import Generation
 from toolkit.verification.rules.rejection import Rejection
 
@@ -19,18 +18,17 @@ def lengths_alike(
     plain: Sequence[Generation],
     trace: Any,
     policy: Bounded,
-    names: Mapping[str, str],
     sampling: Sampling,
     batch_size: int,
 ) -> set[int]:
     """Asserts that tokens, drafted tokens, draft forwards and produced tokens are equal in every round; the draft lengths.
 
-    plain  plain decoding's generations of `asked`, which the trace records;  names  of recorded heads, by folder
+    plain  plain decoding's generations of `asked`, which the trace records, with the policy's head
     """
     method = Method("m", policy, Rejection(), max_drafted=policy.max_drafted)
     live = decode(pair, asked, method, sampling, batch_size=batch_size)
     found: list[list[tuple[int, ...]]] = [[] for _ in asked]
-    for text, _, drafted, calls, _, produced in replay_rounds(trace, with_recorded_heads(policy.bind(pair), names)):
+    for text, _, drafted, calls, _, produced in replay_rounds(trace, policy.bind(pair)):
         for number, *counts in zip(*(v.tolist() for v in (text, drafted, calls, produced)), strict=True):
             found[number].append(tuple(counts))
     for generation, other, rounds in zip(live, plain, found, strict=True):

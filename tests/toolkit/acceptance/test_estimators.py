@@ -71,10 +71,6 @@ def test_without_a_preread_head_the_acceptance_head_scores_the_token_before():
     assert following.tolist() == [1.0]
     first = DraftStep(1, STEP.logits, STEP.probs, STEP.hidden, STEP.tokens)
     assert [value.tolist() for value in estimator.drawn_probs(first)] == [[1.0], [1.0]]  # nothing was drafted before it
-    other = estimator.rescored(
-        lambda folder, kind: {("folder", "survival"): lambda step: step.hidden[:, 2]}[folder, kind]
-    )
-    assert float(other.drawn_probs(STEP)[0]) == pytest.approx(prob(2.0, 1.0))
 
 
 def test_a_preread_heads_correction_is_its_estimators():
@@ -97,20 +93,6 @@ def test_what_is_certain_is_said_where_the_step_is():
     with torch.device("meta"):
         found = estimator.drawn_probs(first)
     assert [value.tolist() for value in found] == [[1.0], [1.0]]
-
-
-def test_recorded_scores_take_the_place_of_the_heads_of_the_same_folder_and_kind():
-    recorded = {
-        ("folder", "survival"): lambda step: step.hidden[:, 2],
-        ("folder", "preread"): lambda step: step.hidden[:, 1:],
-    }
-    find = lambda folder, kind: recorded[folder, kind]
-    assert float(HeadEstimator("folder", scorer=logits).rescored(find).read_prob(STEP)) == pytest.approx(prob(2.0, 1.0))
-    found = PrereadEstimator("folder", scorer=two_logits).rescored(find).drawn_probs(STEP)
-    assert [float(value) for value in found] == pytest.approx([prob(-1.0, 1.0), prob(2.0, 1.0)])
-    for unbound in (HeadEstimator(), PrereadEstimator()):
-        with pytest.raises(InputError, match="bind the policy to a pair first"):
-            unbound.rescored(find)
 
 
 def test_confidence_is_the_drafts_own_probability_of_the_drawn_token():

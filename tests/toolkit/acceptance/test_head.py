@@ -12,7 +12,7 @@ from torch import nn
 
 from toolkit import generate
 from toolkit.acceptance import AcceptanceHead, PrereadHead
-from toolkit.acceptance.folder import check_draft, head_hash, inside, recorded_scorers
+from toolkit.acceptance.folder import check_draft, head_hash, inside, scorers
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
 from toolkit.files.tensors import save_tensors
@@ -213,4 +213,4 @@ def test_the_output_folder_of_a_training_stands_for_its_head(tmp_path):
         (generation,) = generate(pair, ["Q: 1 + 1 =\nA:"], method="specdec_pp", head=str(folder), max_new_tokens=4)
         assert generation.counts.num_drafted > 0
     assert head_hash(tmp_path) == head_hash(tmp_path / "head")
-    assert set(recorded_scorers(pair, {"a": tmp_path})) == set(recorded_scorers(pair, {"a": tmp_path / "head"}))
+    assert set(scorers(pair, tmp_path)) == set(scorers(pair, tmp_path / "head")) == {"survival", "preread"}

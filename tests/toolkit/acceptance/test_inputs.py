@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from analysis.replay.recorded_heads import scorer_of
 from data_gen.held_out import load_frozen
-from data_gen.recording import Recorder
 from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair, generate
 from toolkit.acceptance import PrereadEstimator, PrereadHead
-from toolkit.acceptance.folder import scorer
-from toolkit.acceptance.from_states import recorded_logits
+from toolkit.acceptance.folder import head_hash, scorer, scorer_with
 from toolkit.acceptance.inputs import Inputs
 from toolkit.config import method
 from toolkit.decoding import Method, decode
@@ -23,6 +20,8 @@ from toolkit.decoding.proposers import ChainProposer, TreeProposer
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, StoppingPolicy
+from toolkit.trace.record import Recorder
+from toolkit.trace.score import named_scorers, recorded_logits
 from toolkit.trace.step import RecordedStep
 from toolkit.verification.rules.rejection import Rejection
 
@@ -155,14 +154,14 @@ def test_live_rounds_are_replayed_rounds(toy_head):
     pair, greedy = ModelPair.toy(), Sampling(temperature=0.0, max_new_tokens=40)
     asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(2)]
     plain = decode(pair, asked, method("autoregressive"), greedy)
-    heads = {"mine.preread": scorer(pair, toy_head, "preread")}
+    heads = named_scorers(pair, {head_hash(toy_head): toy_head})
     recorder = Recorder(pair, greedy, 8, heads)
     trace = recorder.record_all([(g.prompt_ids, g.token_ids) for g in plain], range(len(plain)))
-    assert trace.hidden is None and trace.estimates["mine.preread"].shape == (trace.num_steps, 2)
+    assert trace.hidden is None and trace.estimates[f"{head_hash(toy_head)}.preread"].shape == (trace.num_steps, 2)
     lengths = set()
     for rate in (1.0, 2.5):
         policy = Bounded(Rate(PrereadEstimator(toy_head), 0.2, rate), 1, 8)
-        lengths |= lengths_alike(pair, asked, plain, trace, policy, {toy_head: "mine"}, greedy, batch_size=4)
+        lengths |= lengths_alike(pair, asked, plain, trace, policy, greedy, batch_size=4)
     assert len(lengths) > 4
 
 
@@ -175,11 +174,11 @@ def test_the_logits_of_a_recording_are_those_from_its_states(toy_head):
     head = PrereadHead.load(toy_head)[0]
     whole = Recorder(pair, sampling, 4, {"mine": scorer(pair, toy_head, "preread")}).record(texts, [0])
     states = Recorder(pair, sampling, 4, hidden=True).record(texts, [0])
-    logits = recorded_logits(states, scorer_of(head, pair.draft))
+    logits = recorded_logits(states, scorer_with(head, pair.draft, "cpu"))
     torch.testing.assert_close(logits, whole.estimates["mine"])
     blind = replace(states, text_tokens=None)
     with pytest.raises(InputError, match="record it again"):
-        recorded_logits(blind, scorer_of(head, pair.draft))
+        recorded_logits(blind, scorer_with(head, pair.draft, "cpu"))
 
 
 def test_every_input_counts(exact_pair, prompts):

@@ -7,8 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from analysis.replay.policies import replay
-from analysis.replay.recorded_heads import with_recorded_heads
 from data_gen import traces
 from toolkit import ModelPair, generate, train
 from toolkit.acceptance import AcceptanceHead, PrereadHead
@@ -18,8 +16,9 @@ from toolkit.acceptance.preread import embedding_table
 from toolkit.config import compose, instantiate
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import assistant
-from toolkit.trace.folders import read_traces
+from toolkit.trace.replay import replay
 from toolkit.trace.step import RecordedStep
+from toolkit.trace.store import read_traces
 from toolkit.training import TracedData
 from toolkit.training.console import EpochLines
 from toolkit.types import DraftStep
@@ -152,7 +151,7 @@ def test_live_decoding_and_replay_see_the_same_scores(trained, pair, tiny_overri
         method = instantiate(
             compose("decode", ["method=rate", f"head={head}", *(f"method.{o}" for o in overrides)]).method
         )
-        found = replay(trace, with_recorded_heads(method.bind(pair).policy, {head: "mine"}))
+        found = replay(trace, method.bind(pair).policy)
         for number, generation in enumerate(live):
             for name, values in found.counts.items():
                 assert int(values[number]) == getattr(generation.counts, name), (name, overrides)

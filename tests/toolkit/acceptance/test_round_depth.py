@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
-from analysis.replay.policies import replay, replay_starts
-from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
+from analysis.replay.head_folders import threshold_policy
 from data_gen.held_out import load_frozen
-from data_gen.recording import Recorder
 from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair
-from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead, from_states
-from toolkit.acceptance.folder import scorer
+from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
+from toolkit.acceptance.folder import head_hash, scorer_with
 from toolkit.acceptance.inputs import Inputs, depth_features
 from toolkit.acceptance.preread import embedding_table
 from toolkit.config import method
@@ -22,8 +21,11 @@ from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, Survival
-from toolkit.trace import join
+from toolkit.trace import join, score
+from toolkit.trace.record import Recorder
+from toolkit.trace.replay import by_rounds, by_starts
 from toolkit.trace.rounds import Geometry, logits_at, step_at
+from toolkit.trace.score import named_scorers, with_logits
 from toolkit.trace.step import RecordedStep
 from toolkit.training import MixedData
 from toolkit.training.recorded import TracedStates, drawn_depths
@@ -70,12 +72,12 @@ def policies(folder):
 def test_live_rounds_are_replayed_rounds(pair, folder, texts):
     """At temperature 0, where texts and drafts are certain: tokens and rounds are equal one by one, for both heads."""
     asked, plain = texts
-    heads = {"mine": scorer(pair, folder, "survival"), "mine.preread": scorer(pair, folder, "preread")}
+    heads = named_scorers(pair, {head_hash(folder): folder})
     trace = Recorder(pair, GREEDY, MOST, heads).record_all([(g.prompt_ids, g.token_ids) for g in plain], range(6))
-    assert trace.estimates["mine.preread"].shape == (trace.num_positions, MOST + 1, 2)
+    assert trace.head_logits(f"{head_hash(folder)}.preread").shape == (trace.num_positions, MOST + 1, 2)
     lengths = set()
     for policy in (Bounded(one, 1, MOST) for one in policies(folder)):
-        lengths |= lengths_alike(pair, asked, plain, trace, policy, {folder: "mine"}, GREEDY, batch_size=4)
+        lengths |= lengths_alike(pair, asked, plain, trace, policy, GREEDY, batch_size=4)
     assert len(lengths) > 4
 
 
@@ -88,13 +90,30 @@ def trace(pair, texts):
     )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """An estimator whose head computes its logits on the recorded steps."""
+
+    scorer: Any
+    of: Any
+
+    def bind(self, pair):
+        return self
+
+    def read_prob(self, step):
+        return self.of.prob(self.scorer(step))
+
+    def drawn_probs(self, step):
+        return self.of.probs(self.scorer(step))
+
+
 @pytest.mark.parametrize("kind", [PrereadHead, AcceptanceHead])
 def test_recorded_logits_are_those_of_every_start_and_depth(pair, folder, trace, monkeypatch, kind):
     """Against a scorer asked directly, one step at a time; replays with either are the same."""
-    monkeypatch.setattr(from_states, "CHUNK", 7)
+    monkeypatch.setattr(score, "CHUNK", 7)
     head, geometry = kind.load(folder)[0], Geometry.of(trace)
-    direct = scorer_of(head, pair.draft)
-    told = with_logits(trace, "x", direct)
+    direct = scorer_with(head, pair.draft, "cpu")
+    told = with_logits(trace, {head.key: direct})
     asked = 0
     for start in range(0, trace.num_positions, 5):
         for depth in range(1, MOST + 2):
@@ -104,17 +123,17 @@ def test_recorded_logits_are_those_of_every_start_and_depth(pair, folder, trace,
                 if exists
                 else torch.zeros_like(direct(RecordedStep(trace, 1, index)))
             )
-            found = told.estimates["x"][start, depth - 1].view(expected.shape)
+            found = told.estimates[head.key][start, depth - 1].view(expected.shape)
             torch.testing.assert_close(found, expected.float())
             asked += bool(exists)
     assert asked > 100 and trace.num_steps > trace.num_positions
-    policy = threshold_policy(head, "x", corrected=True)
+    policy = threshold_policy(head, corrected=True)
     policy = Rate(policy.estimator, 0.2, 2.0) if kind is PrereadHead else Survival(policy.estimator, 0.5)
-    slow = replace(policy, estimator=replace(policy.estimator, scorer=direct))
-    counted = [replay_starts(told, Bounded(one, 1, MOST)) for one in (policy, slow)]
-    assert counted[0].total == counted[1].total == replay(told, Bounded(policy, 1, MOST)).total
-    flat = replace(policy, estimator=replace(policy.estimator, scorer=lambda step: direct(replace(step, depth=2))))
-    assert replay_starts(told, Bounded(flat, 1, MOST)).total != counted[0].total, "the depth matters"
+    slow = replace(policy, estimator=Asked(direct, policy.estimator))
+    counted = [by_starts(told, Bounded(one, 1, MOST)) for one in (policy, slow)]
+    assert counted[0].total == counted[1].total == by_rounds(told, Bounded(policy, 1, MOST)).total
+    flat = replace(policy, estimator=Asked(lambda step: direct(replace(step, depth=2)), policy.estimator))
+    assert by_starts(told, Bounded(flat, 1, MOST)).total != counted[0].total, "the depth matters"
 
 
 def test_one_step_is_scored_for_every_round_that_visits_it(trace):
@@ -129,7 +148,7 @@ def test_one_step_is_scored_for_every_round_that_visits_it(trace):
 
 
 def test_traces_with_such_logits_are_joined_and_kept(pair, folder, trace, tmp_path):
-    told = with_logits(trace, "x", scorer_of(PrereadHead.load(folder)[0], pair.draft))
+    told = with_logits(trace, {"x": scorer_with(PrereadHead.load(folder)[0], pair.draft, "cpu")})
     both = join([told, told])
     assert torch.equal(both.estimates["x"], told.estimates["x"].repeat(2, 1, 1))
     kept = type(told).load(told.save(tmp_path / "one.safetensors"))
@@ -141,7 +160,7 @@ def test_depths_that_no_round_reaches_have_no_logits(pair, folder, trace):
     none = torch.zeros_like(trace.accepted)
     alone = replace(trace, accepted=none, roll_length=torch.zeros_like(trace.roll_length))
     for kind in (PrereadHead, AcceptanceHead):
-        found = with_logits(alone, "x", scorer_of(kind.load(folder)[0], pair.draft)).estimates["x"]
+        found = with_logits(alone, {"x": scorer_with(kind.load(folder)[0], pair.draft, "cpu")}).estimates["x"]
         assert found.shape[:2] == (trace.num_positions, MOST + 1) and found[:, 0].any() and not found[:, 1:].any()
 
 

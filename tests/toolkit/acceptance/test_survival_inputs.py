@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.replay.recorded_heads import scorer_of
 from data_gen.held_out import load_frozen
-from data_gen.recording import Recorder
 from tests.toolkit.acceptance.live_rounds import lengths_alike
 from tests.toolkit.acceptance.test_inputs import H, check, slow
 from toolkit import ModelPair, train
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator
-from toolkit.acceptance.folder import scorer
-from toolkit.acceptance.from_states import recorded_logits
+from toolkit.acceptance.folder import head_hash, scorer_with
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.config import compose, method
@@ -24,7 +21,9 @@ from toolkit.models.pair import load_draft
 from toolkit.models.teacher import states_and_logits_of
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, Survival
+from toolkit.trace.record import Recorder
 from toolkit.trace.rounds import Geometry, step_at
+from toolkit.trace.score import named_scorers, recorded_logits
 from toolkit.training import MixedData
 from toolkit.training.online import MixedTexts, earlier_at
 
@@ -57,11 +56,11 @@ def test_live_rounds_are_replayed_rounds(folder):
     asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(2)]
     plain = decode(pair, asked, method("autoregressive"), GREEDY)
     texts = [(g.prompt_ids, g.token_ids) for g in plain]
-    trace = Recorder(pair, GREEDY, MOST, {"mine": scorer(pair, folder, "survival")}).record_all(texts, range(6))
-    assert trace.estimates["mine"].shape == (trace.num_positions, MOST + 1, 1) and trace.hidden is None
+    trace = Recorder(pair, GREEDY, MOST, named_scorers(pair, {head_hash(folder): folder})).record_all(texts, range(6))
+    assert trace.estimates[head_hash(folder)].shape == (trace.num_positions, MOST + 1, 1) and trace.hidden is None
     lengths = set()
     for policy in (Bounded(one, 1, MOST) for one in policies(folder)):
-        lengths |= lengths_alike(pair, asked, plain, trace, policy, {folder: "mine"}, GREEDY, batch_size=4)
+        lengths |= lengths_alike(pair, asked, plain, trace, policy, GREEDY, batch_size=4)
     assert len(lengths) > 4
 
 
@@ -73,7 +72,7 @@ def test_the_first_earlier_position_is_that_of_the_token_itself(exact_pair, prom
     head = AcceptanceHead(16, earlier=1, earlier_states=False, earlier_tokens=False, round_depth=2).double()
     heard = []
     head.forward = lambda features: heard.append(features) or features[:, 0]
-    recorded_logits(trace, scorer_of(head, exact_pair.draft))
+    recorded_logits(trace, scorer_with(head, exact_pair.draft, "cpu"))
     first, second = heard[0], heard[1]  # of all starts at depth 1, and at depth 2
     assert first.shape == (trace.num_positions, 16 + 5 + 2) and not first[:, -2:].any()
     assert torch.equal(second[:, -2:], torch.tensor([[1.0, 0.0]]).expand(len(second), 2).double())

@@ -8,19 +8,18 @@ import torch
 from analysis import sweep
 from analysis.tables.files import read_table
 from data_gen import traces
-from data_gen.recording import Recorder
 from tests.analysis.table_sweeps import ORDER, VOCAB, sweep_config
 from tests.data_gen.test_traces import SAMPLED, config, texts_file  # noqa: F401
 from toolkit import ModelPair, generate
-from toolkit.acceptance.folder import SurvivalScorer
-from toolkit.acceptance.from_states import recorded_logits
+from toolkit.acceptance.folder import SurvivalScorer, head_hash
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
 from toolkit.errors import InputError
-from toolkit.files.tensors import load_tensors
 from toolkit.sampling import Sampling
 from toolkit.trace import Trace
-from toolkit.trace.folders import read_traces
+from toolkit.trace.record import Recorder
+from toolkit.trace.score import recorded_logits
+from toolkit.trace.store import read_traces
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
@@ -114,15 +113,14 @@ def test_a_sweep_with_a_further_head_records_nothing(hidden, folders, tmp_path, 
     assert later.equals(whole.loc[later.index]) and len(later) == len(whole)
 
 
-def test_a_damaged_file_of_states_costs_a_recording_and_nothing_else(folders, tmp_path):
+def test_a_damaged_file_costs_a_recording_and_nothing_else(folders, tmp_path):
     options = {"source": "traces"}
     folder = sweep.run(sweep_config(tmp_path, grid=with_heads(folders[:1]), **options))
-    (states,) = (folder / "settings").glob("states-*.safetensors")
-    states.write_bytes(states.read_bytes()[:-50])
+    (path,) = (folder / "settings").glob("traces-*.safetensors")
+    path.write_bytes(path.read_bytes()[:-50])
     sweep.run(sweep_config(tmp_path, grid=with_heads(folders), **options))
-    (trace,) = (folder / "settings").glob("trace-*.safetensors")
-    assert len(load_tensors(states)[0]["hidden"]) == Trace.load(trace).num_steps
-    assert len(list((folder / "settings").glob("logits-*.safetensors"))) == 2
+    trace = Trace.load(path)
+    assert len(trace.hidden) == trace.num_steps and set(trace.estimates) == set(map(head_hash, folders))
 
 
 def test_states_are_needed():

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolkit import metrics
-from toolkit.trace import Trace
 from toolkit.types import Counts
 
 
@@ -73,7 +72,8 @@ class JudgedLengths:
 
 
 def tally(
-    trace: Trace,
+    texts: int,
+    width: int,
     groups: int,
     group: Tensor,
     text: Tensor,
@@ -82,8 +82,10 @@ def tally(
     accepted: Tensor,
     produced: Tensor,
 ) -> list[Replayed]:
-    """The totals of `groups` policies from all their rounds, one entry each: whose, of which text, and its counts."""
-    texts, width = trace.num_texts, trace.max_drafted + 1
+    """The totals of `groups` policies from all their rounds, one entry each: whose, of which text, and its counts.
+
+    texts  T;  width  M + 1
+    """
     columns = {
         "num_drafted": drafted,
         "num_draft_calls": calls,

@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from analysis import sweep
-from analysis.replay.policies import replay, replay_starts
-from analysis.replay.upper_bound import oracle, true_probability
 from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS
 from data_gen import traces
-from data_gen.recording_by_start import StartRecorder
 from tests.analysis.table_sweeps import sweep_config
 from tests.toolkit.test_eagle3 import unrolled_logits
 from toolkit import ModelPair, config, train
@@ -25,8 +22,11 @@ from toolkit.sampling import row_generator, warp
 from toolkit.stopping import Bounded, Fixed
 from toolkit.testing import ragged_prompts, tiny_eagle3, tiny_llama
 from toolkit.trace import Trace, join
-from toolkit.trace.folders import read_traces
+from toolkit.trace.bounds import oracle, true_probability
+from toolkit.trace.record_by_start import StartRecorder
+from toolkit.trace.replay import by_starts, replay
 from toolkit.trace.rounds import Geometry, step_at
+from toolkit.trace.store import read_traces
 from toolkit.training import TracedData
 from toolkit.training.recorded import visited
 
@@ -182,7 +182,7 @@ def test_replay_counts_are_distributed_as_those_of_sampling():
     live = decode(pair, prompts, config.method("speculative", ["policy.num_drafted=3"]), sampling, batch_size=50)
     recorder = StartRecorder(pair, sampling, 3)
     trace = recorder.record([(g.prompt_ids, g.token_ids) for g in live], range(200))
-    replayed = replay_starts(trace, Bounded(Fixed(3), 3, 3))
+    replayed = by_starts(trace, Bounded(Fixed(3), 3, 3))
     drafted = torch.tensor([generation.counts.num_drafted for generation in live]).double()
     counted = torch.from_numpy(replayed.counts["num_drafted"]).double()
     difference = drafted - counted

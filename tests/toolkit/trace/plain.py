@@ -2,10 +2,10 @@
 
 import torch
 
-from data_gen.recording import Recorder
 from toolkit import testing
 from toolkit.sampling import Sampling
 from toolkit.trace import Trace
+from toolkit.trace.record import Recorder
 from toolkit.types import Counts
 
 NAMES = tuple(Counts.__dataclass_fields__)

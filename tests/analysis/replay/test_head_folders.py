@@ -3,23 +3,24 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from analysis.replay import head_folders
+from analysis.replay.head_folders import threshold_policy
 from analysis.replay.head_scores import drawn_samples, head_scores
-from analysis.replay.recorded_heads import RecordedScorer, scorer_of, threshold_policy, with_logits, with_recorded_heads
 from analysis.tables.bootstrap import Bootstrap
-from tests.analysis.replay.plain import Text, small_trace
+from tests.toolkit.trace.plain import Text, small_trace
 from toolkit import testing
-from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead, from_states
+from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.acceptance.folder import scorer_with
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
-from toolkit.stopping import Bounded, Confidence, Fixed, Rate, Survival
+from toolkit.stopping import Rate, Survival
+from toolkit.trace import score
 from toolkit.trace.step import RecordedStep
 
 SIZE = 9  # rows of the draft's table: its states
@@ -52,23 +53,15 @@ def every_start(trace):
 # -- logits -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_recorded_scorer_reads_its_own_name_from_steps_of_a_trace(trace, scored):
-    told = replace(trace, estimates={"mine": scored[:, 0], "other": scored[:, 1]})
-    index = torch.tensor([3, 1])
-    assert torch.equal(RecordedScorer("other")(RecordedStep(told, 1, index)), scored[index, 1])
-    with pytest.raises(InputError, match=r"^recorded logits \(mine\) belong to the steps of a trace, got a Simple"):
-        RecordedScorer("mine")(SimpleNamespace())
-
-
 @pytest.mark.parametrize("chunk", [7, 16384])
 def test_logits_are_those_of_the_head_on_every_state(trace, heads, monkeypatch, chunk):
-    monkeypatch.setattr(from_states, "CHUNK", chunk)
+    monkeypatch.setattr(score, "CHUNK", chunk)
     draft = testing.table_pair().draft
     acceptance, preread = heads
-    found = with_logits(trace, "x", scorer_of(acceptance, draft))
+    found = score.with_logits(trace, {"x": scorer_with(acceptance, draft, "cpu")})
     assert list(found.estimates) == ["x"] and found.estimates["x"].dtype == torch.float32
     assert torch.allclose(found.estimates["x"], acceptance(trace.hidden.float()), atol=1e-6)
-    found = with_logits(trace, "y", scorer_of(preread, draft)).estimates["y"]
+    found = score.with_logits(trace, {"y": scorer_with(preread, draft, "cpu")}).estimates["y"]
     step = RecordedStep(trace, 1, torch.arange(trace.num_steps))
     known = PrereadScorer(preread, embedding_table(draft).cpu())(step)
     assert found.shape == (trace.num_steps, 2) and torch.allclose(found, known.float(), atol=1e-6)
@@ -76,31 +69,22 @@ def test_logits_are_those_of_the_head_on_every_state(trace, heads, monkeypatch, 
 
 
 @pytest.mark.parametrize("corrected", [True, False])
-def test_the_policy_that_is_swept_is_that_of_the_kind_of_head(heads, corrected):
+def test_the_policy_that_is_swept_reads_the_logits_of_its_own_head(trace, heads, scored, corrected):
     acceptance, preread = heads
-    policy = threshold_policy(acceptance, "x", corrected)
-    assert isinstance(policy, Survival) and policy.estimator.corrected == corrected
-    assert (policy.estimator.scorer, policy.estimator.log_w_rej) == (RecordedScorer("x"), pytest.approx(math.log(3)))
-    policy = threshold_policy(preread, "x", corrected)
+    acceptance.key, preread.key = "mine", "other"
+    told = replace(trace, estimates={"mine": scored[:, 0], "theirs": scored}, names={"other": "theirs"})
+    index = torch.tensor([3, 1])
+    step, logits = RecordedStep(told, 2, index), scored[index]
+    policy = threshold_policy(acceptance, corrected)
+    assert isinstance(policy, Survival)
+    shift = math.log(3) if corrected else 0.0
+    assert policy.estimator.read_prob(step).tolist() == pytest.approx(torch.sigmoid(logits[:, 0] + shift).tolist())
+    policy = threshold_policy(preread, corrected)
     assert isinstance(policy, Rate) and policy.rate == 1.0
-    assert (policy.estimator.scorer, policy.estimator.log_w_rej) == (RecordedScorer("x"), pytest.approx(math.log(2)))
-
-
-def test_policies_read_the_logits_of_their_own_head():
-    survival = Survival(HeadEstimator("folder/a", log_w_rej=0.5), 0.3)
-    found = with_recorded_heads(Bounded(survival, 2, 4), {"folder/a": "a", "folder/b": "b"})
-    assert (found.min_drafted, found.max_drafted, found.policy.threshold) == (2, 4, 0.3)
-    assert found.policy.estimator.scorer == RecordedScorer("a") and found.policy.estimator.log_w_rej == 0.5
-    rate = with_recorded_heads(Rate(PrereadEstimator("folder/b"), rate=0.7), {"folder/b": "b"})
-    assert rate.estimator.scorer == RecordedScorer("b.preread") and rate.rate == 0.7
-    for plain in (Confidence(0.2), Fixed(3)):
-        assert with_recorded_heads(plain, {}) is plain
-    own = SimpleNamespace(estimator=SimpleNamespace())  # an estimator that has no head
-    assert with_recorded_heads(own, {}) is own
-    for names, held in (({}, "none"), ({"x": "1", "y": "2"}, "x, y")):
-        words = rf"^the trace holds no estimates of the head in folder/a \(held: {held}\)$"
-        with pytest.raises(InputError, match=words):
-            with_recorded_heads(survival, names)
+    for column, probs in enumerate(policy.estimator.drawn_probs(step)):
+        assert probs.tolist() == pytest.approx(torch.sigmoid(logits[:, column] + math.log(2)).tolist())
+    with pytest.raises(InputError, match=r"^this trace holds no estimates of the head mine \(held: none\): record it"):
+        threshold_policy(acceptance, corrected).estimator.read_prob(RecordedStep(trace, 2, index))
 
 
 # -- samples and scores -----------------------------------------------------------------------------------------------
@@ -122,11 +106,11 @@ def test_samples_are_tokens_that_the_draft_has_read(trace, scored, preread):
 @pytest.mark.parametrize("preread", [False, True])
 def test_scores_of_a_head_with_and_without_its_class_weight(trace, heads, scored, preread):
     head = heads[preread]
-    told = replace(trace, estimates={"x": scored if preread else scored[:, 0]})
+    told = replace(trace, estimates={head.key: scored if preread else scored[:, 0]})
     chosen = np.arange(trace.num_texts) % 3 != 0
     bootstrap = Bootstrap(200, 0.9, seed=1)
-    found = head_scores(told, chosen, head, "x", bootstrap)
-    logits, labels, text = drawn_samples(trace, told.estimates["x"], preread)
+    found = head_scores(told, chosen, head, bootstrap)
+    logits, labels, text = drawn_samples(trace, told.estimates[head.key], preread)
     mine = torch.tensor([number % 3 != 0 for number in text.tolist()])
     z, p, texts = logits[mine].double(), labels[mine].double(), text[mine]
     q = torch.sigmoid(z)
@@ -157,17 +141,17 @@ def test_scores_of_a_head_with_and_without_its_class_weight(trace, heads, scored
 def test_without_samples_there_are_no_scores(heads):
     trace = small_trace(count=4, most=1)
     logits = torch.zeros(trace.num_steps)
-    alone = replace(trace, accepted=torch.zeros_like(trace.accepted), estimates={"x": logits})
+    alone = replace(trace, accepted=torch.zeros_like(trace.accepted), estimates={heads[0].key: logits})
     with pytest.raises(InputError, match="^no drafted token was read after its position: record .*max_drafted"):
-        head_scores(alone, np.ones(4, dtype=bool), heads[0], "x", Bootstrap(10))
+        head_scores(alone, np.ones(4, dtype=bool), heads[0], Bootstrap(10))
 
 
 def test_a_head_is_scored_on_the_trace_or_read_from_it(trace, heads):
     draft = testing.table_pair().draft
-    for head, name in zip(heads, (None, "mine"), strict=True):
-        recorded = replace(trace, estimates={"mine": torch.zeros(trace.num_steps, 2)})
-        contender = head_folders.Contender("n", "kind", Path(), head, {}, name)
+    for head, is_there in zip(heads, (False, True), strict=True):
+        recorded = replace(trace, estimates={head.key: torch.zeros(trace.num_steps, 2)})
+        contender = head_folders.Contender("n", "kind", Path(), head, {}, is_there)
         scored = contender.scored(recorded, draft)
-        expected = recorded.estimates["mine"] if name else head(trace.hidden.float())
-        assert torch.allclose(scored.estimates[contender.estimate], expected, atol=1e-6)
+        expected = recorded.estimates[head.key] if is_there else head(trace.hidden.float())
+        assert torch.allclose(scored.head_logits(head.key), expected, atol=1e-6)
         assert torch.equal(scored.tokens, trace.tokens)

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from analysis.replay import upper_bound
-from analysis.replay.policies import replay
-from data_gen.recording import Recorder
 from toolkit import ModelPair, metrics
 from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, row_generator
 from toolkit.stopping import Bounded, Confidence, Fixed, Rate
+from toolkit.trace import bounds as upper_bound
+from toolkit.trace.record import Recorder
+from toolkit.trace.replay import replay
 
 V, LENGTH = 4, 60
 

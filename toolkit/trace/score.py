@@ -10,16 +10,30 @@ tokens per round, the head runs on up to P (M + 1) inputs instead of S. Features
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.folder import Scorer
+from toolkit.acceptance.folder import Scorer, recorded_name, scorers
 from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.types import Step
 
 CHUNK = 16384  # steps scored at a time
+
+
+def named_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, Scorer]:
+    """The scorers of named head folders, under the names that a trace keeps their logits by."""
+    return {
+        recorded_name(name, kind): scorer
+        for name, folder in folders.items()
+        for kind, scorer in scorers(pair, folder).items()
+    }
 
 
 def kept_logits(scorer: Scorer, step: Step) -> Tensor:
@@ -53,3 +67,8 @@ def recorded_logits(trace: Trace, scorer: Scorer, device: torch.device | str = "
         columns.append(logits.new_zeros(len(starts), logits.shape[1]))
         columns[-1][exists] = logits
     return torch.stack(columns, 1)
+
+
+def with_logits(trace: Trace, heads: Mapping[str, Scorer], device: torch.device | str = "cpu") -> Trace:
+    """The trace with the logits of these heads under their names, and of no others. Raises as `recorded_logits`."""
+    return replace(trace, estimates={name: recorded_logits(trace, head, device) for name, head in heads.items()})

@@ -19,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_gen.recording import RecordedText, Recorder, decided
-from toolkit.distillation.unrolled import AllSteps
 from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
 from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
+from toolkit.models.eagle3 import AllSteps
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text, readings_along, seen_before
 from toolkit.sampling import Sampling, draw, row_generator, warp
 from toolkit.trace import Trace, join
+from toolkit.trace.record import RecordedText, Recorder, decided
 from toolkit.trace.rounds import Geometry
 from toolkit.types import DraftStep
 
@@ -161,8 +161,7 @@ class _Chains:
     def _draft(self, starts: Tensor, final: Tensor, depth: int) -> dict[str, Tensor]:
         """One token more from some starts [n], from the final states [n, D] that predict it; its columns."""
         pair, recorder = self.recorder.pair, self.recorder
-        head = self.draft.lm_head
-        logits = pair.fit(head.whole(head(final)))
+        logits = pair.fit(self.draft.logits(final))
         seen = None if self.seen is None else self.seen[starts]
         q = recorder.warp_draft(logits, seen)
         position = starts + depth - 1

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.replay import policies, token_view, upper_bound
-from analysis.replay.policies import replay, replay_starts, sweep_levels
-from tests.analysis.replay.plain import MOST, NAMES, Text, same, small_trace, while_
+from tests.toolkit.trace.plain import MOST, NAMES, Text, same, small_trace, while_
 from toolkit import metrics
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, Confidence, Fixed, StoppingPolicy
+from toolkit.trace import bounds as upper_bound
+from toolkit.trace import replay as policies
+from toolkit.trace import view as token_view
+from toolkit.trace.replay import by_rounds, by_starts, sweep_levels
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.types import Counts
 
@@ -124,7 +126,7 @@ def moody(trace, policy, least, most):
 @pytest.mark.parametrize(("least", "most"), [(1, MOST), (2, 3)])
 def test_a_policy_with_memory_is_told_what_it_is_told_in_decoding(trace, asks, least, most):
     policy = Moody(asks)
-    found = replay(trace, Bounded(policy, least, most))
+    found = by_rounds(trace, Bounded(policy, least, most))
     same(found, trace, moody(trace, policy, least, most))
     assert 0 < found.total.num_drafted <= found.total.num_draft_calls
     assert (found.total.num_drafted < found.total.num_draft_calls) == asks
@@ -143,7 +145,7 @@ def test_rounds_are_told_in_their_order(trace, texts):
 def test_every_fixed_number(trace, num_drafted):
     policy = Bounded(Fixed(num_drafted), min(num_drafted, 1), num_drafted)
     known = while_(trace, lambda step: True, most=num_drafted)
-    for found in (replay(trace, policy), replay_starts(trace, policy), upper_bound.fixed(trace)[num_drafted]):
+    for found in (by_rounds(trace, policy), by_starts(trace, policy), upper_bound.fixed(trace)[num_drafted]):
         same(found, trace, known)
 
 
@@ -207,7 +209,7 @@ def test_a_score_of_exactly_the_level_goes_on(trace):
 
 
 def test_sums_over_texts_and_what_their_forwards_cost(trace):
-    found = replay(trace, Bounded(Fixed(3), 1, MOST))
+    found = by_rounds(trace, Bounded(Fixed(3), 1, MOST))
     assert found.total == Counts(**{name: int(found.counts[name].sum()) for name in NAMES})
     assert found.per_text.shape == (trace.num_texts, len(NAMES)) and found.per_text.dtype == np.float64
     assert found.per_text[:, 1].tolist() == found.counts[NAMES[1]].tolist()
@@ -226,15 +228,15 @@ def test_what_a_replay_cannot_do_is_said(trace):
         SimpleNamespace(couples_rows=True, uses_history=False, limit=2),
     )
     for call, words in (
-        (lambda: replay(trace, Fixed(MOST + 1)), f"recorded for {MOST}: bound it by max_drafted={MOST}"),
-        (lambda: replay_starts(trace, Fixed(MOST + 1)), f"may draft {MOST + 1} tokens"),
+        (lambda: by_rounds(trace, Fixed(MOST + 1)), f"recorded for {MOST}: bound it by max_drafted={MOST}"),
+        (lambda: by_starts(trace, Fixed(MOST + 1)), f"may draft {MOST + 1} tokens"),
         (lambda: sweep_levels(trace, Confidence(), [0.5], max_drafted=MOST + 1), f"may draft {MOST + 1} tokens"),
-        (lambda: replay(trace, Confidence()), "may draft None tokens"),
-        (lambda: replay_starts(trace, Bounded(Moody(), 1, MOST)), "remembers earlier rounds"),
+        (lambda: by_rounds(trace, Confidence()), "may draft None tokens"),
+        (lambda: by_starts(trace, Bounded(Moody(), 1, MOST)), "remembers earlier rounds"),
         (lambda: sweep_levels(trace, Moody(), [0.5]), "remembers earlier rounds"),
         (lambda: sweep_levels(trace, reading, [0.5]), "reads before it decides"),
-        (lambda: replay(trace, coupled), "decides for the rows of a batch together"),
-        (lambda: replay_starts(trace, coupled), "decides for the rows of a batch together"),
+        (lambda: by_rounds(trace, coupled), "decides for the rows of a batch together"),
+        (lambda: by_starts(trace, coupled), "decides for the rows of a batch together"),
     ):
         with pytest.raises(InputError, match=f"^.*{words}.*$"):
             call()

@@ -11,7 +11,6 @@ from statistics import median
 import pytest
 import torch
 
-from data_gen.recording import BATCH, Recorder
 from toolkit import ModelPair, testing
 from toolkit.engine import Session
 from toolkit.engine.capture import StaticForward
@@ -20,6 +19,7 @@ from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, row_generator
 from toolkit.trace import join
+from toolkit.trace.record import BATCH, Recorder
 
 V, END, LENGTH = 4, 0, 6
 PROMPTS = [[1], [3, 2, 1], [2, 2]]
@@ -429,7 +429,7 @@ def test_long_texts_are_read_a_part_at_a_time_and_record_the_same(monkeypatch):
         return recorder.record(many, range(8)), max(widest)
 
     whole, most = record()
-    monkeypatch.setattr("data_gen.recording.LOGITS", 16 * pair.vocab_size)
+    monkeypatch.setattr("toolkit.trace.record.LOGITS", 16 * pair.vocab_size)
     parts, fewer = record()
     assert fewer == 16 * pair.vocab_size < most / 8
     for name, column in vars(whole).items():

@@ -11,26 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.replay.tally import JudgedLengths, Replayed, Sent, sources_of
-from toolkit.decoding import Method
 from toolkit.decoding.proposers.copying import NOTHING, Copy, CopyProposer
+from toolkit.models.teacher import Text
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State
 from toolkit.trace.rounds import Geometry
-from toolkit.types import Counts
-
-Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
 
 
 class Copies:
     """What may be copied at every position of some texts [P]: worked out once, for all policies that decide on it.
 
     proposer  None: nothing is copied, as in autoregressive decoding
-    most      the longest copy
+    most      the longest copy, `max_drafted` as of a recording
 
     text_first [T + 1]  where each text's positions begin;  geometry  as that of a recording
     """
@@ -43,7 +38,7 @@ class Copies:
         max_new_tokens: int,
         end_ids: Sequence[int],
     ):
-        self.proposer, self.most = _Recalled([]), most
+        self.proposer, self.max_drafted = _Recalled([]), most
         room, left = list[int](), list[int]()
         for prompt, produced in texts:
             whole = [*map(int, prompt), *map(int, produced)]
@@ -58,6 +53,11 @@ class Copies:
         self.text_first = torch.tensor([0, *(len(produced) for _, produced in texts)]).cumsum(0)
         run = torch.tensor([agreeing for _, agreeing in self.proposer.copies])
         self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room), run)
+
+    @property
+    def num_texts(self) -> int:
+        """T."""
+        return len(self.text_first) - 1
 
     @property
     def num_positions(self) -> int:
@@ -99,36 +99,3 @@ class _Recalled(CopyProposer):
     def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
         copy = self.copies[text[0]][0]
         return copy._replace(tokens=copy.tokens[:most])
-
-
-@torch.inference_mode()
-def replay_prompt_lookup(
-    method: Method, texts: Sequence[Text], max_new_tokens: int, end_ids: Sequence[int]
-) -> Replayed:
-    """The counts that live decoding of these texts would have had; `method` is bound to a pair."""
-    proposer, policy = method.proposer, method.policy
-    assert isinstance(proposer, CopyProposer)
-    copies = Copies(proposer, texts, method.limit, max_new_tokens, end_ids)
-    first, lengths = copies.text_first[:-1].clamp(max=copies.num_positions - 1), copies.text_first.diff()
-    done = torch.zeros_like(lengths)  # how far each text has come
-    counts = {name: np.zeros(len(texts), dtype=np.int64) for name in Counts.__dataclass_fields__}
-    sources = {name: np.zeros(len(texts), dtype=np.int64) for name in ("copy_rounds", "draft_rounds")}
-    accepted, drawn, judged = (np.zeros((len(texts), method.limit + 1), dtype=np.int64) for _ in range(3))
-    state = policy.init(len(texts), torch.device("cpu"))
-    while bool((going := done < lengths).any()):
-        starts = torch.where(going, first + done, first)
-        room = torch.where(going, copies.geometry.room[starts], 0)
-        state, begins = policy.begin(room > 0, state)
-        copied, length, state = copies.round(starts, room, policy, state, begins)
-        none = torch.zeros_like(copied)
-        produced = torch.where(going, torch.minimum(length + 1, lengths - done), 0)
-        columns = (copied, none, going, produced, torch.where(going, copied + 1, 0) - produced)
-        for name, values in zip(counts, columns, strict=True):
-            counts[name] += values.numpy()
-        for name, chosen in sources_of(copied, none).items():
-            sources[name] += chosen.numpy()
-        for histogram, values in ((accepted, length), (drawn, copied), (judged, torch.minimum(copied, produced))):
-            histogram[np.flatnonzero(going), values[going]] += 1
-        state = policy.observe(Sent(copied, none), JudgedLengths(length), state)
-        done = done + produced
-    return Replayed(counts, accepted, drafted=drawn, judged=judged, sources=sources)

@@ -1,8 +1,8 @@
 """Replay stopping policies on a trace: the counts live decoding would have had, without decoding.
 
-`replay` runs the policy objects of the live loop round after round, all texts at once. It serves every policy, including those
-that remember earlier rounds. `replay_starts` asks a policy without memory once for every position where a round could start.
-`sweep_levels` does that for many thresholds of one score. All three give the same counts.
+`replay` takes the shorter of two ways. `by_rounds` runs the policy objects of the live loop round after round, all texts at
+once. It serves every policy, including those that remember earlier rounds. `by_starts` asks a policy without memory once for
+every position where a round could start. `sweep_levels` does that for many thresholds of one score. All give the same counts.
 
 A round that starts after s tokens drafts K of them. Let r be the number of tokens accepted before the first rejection after s.
 Then n = min(r, K) enter the text. One more token follows: corrected if n < K, else bonus. Tokens after the text's end are cut.
@@ -17,27 +17,34 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from analysis.replay.prompt_lookup import Copies
-from analysis.replay.tally import JudgedLengths, Replayed, Sent, tally
 from toolkit.decoding.proposers.base import frozen
 from toolkit.errors import InputError
 from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State
 from toolkit.trace import Trace
+from toolkit.trace.copies import Copies
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
+from toolkit.trace.tally import JudgedLengths, Replayed, Sent, tally
 
 GROUP = 50  # policies walked together
 
 
 def draft(
-    trace: Trace, geometry: Geometry, starts: Tensor, policy: StoppingPolicy, state: State, busy: Tensor | None = None
+    trace: Trace | Copies,
+    geometry: Geometry,
+    starts: Tensor,
+    policy: StoppingPolicy,
+    state: State,
+    busy: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, State]:
     """One round from each of `starts` [B]: tokens drafted [B], forwards paid for [B], the policy's state.
 
     busy  [B] bool: slots that hold a text; the others draft nothing. None: all do
     Raises InputError if the policy can draft more than the trace was recorded for.
     """
+    if isinstance(trace, Copies):
+        return trace.draft(starts, policy, state, busy)
     _check_limit(trace, policy.limit)
     live = geometry.room[starts] > 0
     live = live if busy is None else live & busy
@@ -63,35 +70,45 @@ def draft(
     return num_drafted, num_calls, state
 
 
-def replay(trace: Trace, policy: StoppingPolicy, copies: Copies | None = None) -> Replayed:
-    """Replay any policy, its memory included: every text's rounds one after another, all texts side by side.
+def replay(trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None = None) -> Replayed:
+    """Replay a bound policy: what its rounds count on every text of a trace, or on texts that it copies from alone.
 
     copies  of a policy that chooses between sources: what it may copy along the trace's texts
+    Raises InputError for a policy that needs what the trace does not hold.
     """
+    if isinstance(trace, Copies) or copies is not None or policy.uses_history or policy.reads_matches:
+        return by_rounds(trace, policy, copies)
+    return by_starts(trace, policy)
+
+
+def by_rounds(trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None = None) -> Replayed:
+    """Replay any policy, its memory included: every text's rounds one after another, all texts side by side."""
     columns = [torch.cat(values) for values in zip(*replay_rounds(trace, policy, copies), strict=True)]
     text, _, *counts = columns
-    return tally(trace, 1, torch.zeros_like(text), text, *counts)[0]
+    return tally(trace.num_texts, trace.max_drafted + 1, 1, torch.zeros_like(text), text, *counts)[0]
 
 
-def replay_rounds(trace: Trace, policy: StoppingPolicy, copies: Copies | None = None) -> Iterator[tuple[Tensor, ...]]:
+def replay_rounds(
+    trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None = None
+) -> Iterator[tuple[Tensor, ...]]:
     """The n-th rounds of all texts that have n rounds: text, start, drafted, forwards, accepted, produced, each [B].
 
     A position's acceptance draw counts only where the draft model drafts there; a copied token is accepted iff the text has it.
     Raises InputError for a policy that decides on copied tokens without these.
     """
     _check_alone(policy)
-    if policy.reads_matches and copies is None:
+    if policy.reads_matches and copies is None and isinstance(trace, Trace):
         raise InputError("this policy decides on copied tokens, and a recording holds none: expected the texts with it")
-    geometry = Geometry.of(trace)
+    geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
     first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
     at, state = first.clone(), policy.init(trace.num_texts, torch.device("cpu"))
     while bool((alive := at < end).any()):
-        starts = torch.where(alive, at, first)
+        starts = torch.where(alive, at, first).clamp(max=trace.num_positions - 1)
         before = state
         if copies is not None:
             room = torch.where(alive, geometry.room[starts], 0).clamp(max=policy.limit)
             num_copied, agreeing, before = copies.round(starts, room, policy, state, room > 0)
-        num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, before)
+        num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, before, alive)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
         if copies is not None:
             by_draft = num_calls > 0
@@ -105,7 +122,7 @@ def replay_rounds(trace: Trace, policy: StoppingPolicy, copies: Copies | None = 
         at = torch.where(alive, at + produced, at)
 
 
-def replay_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
+def by_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
     """Replay a policy without memory: it is asked once for every start, and its rounds are walked then."""
     _check_memoryless(policy)
     _check_alone(policy)
@@ -179,7 +196,7 @@ def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tenso
     group, start, text = (torch.cat(values) for values in zip(*rounds, strict=True))
     round_of = group * positions + start
     visited = (values.reshape(-1)[round_of] for values in (num_drafted, num_calls, accepted, produced))
-    return tally(trace, groups, group, text, *visited)
+    return tally(trace.num_texts, trace.max_drafted + 1, groups, group, text, *visited)
 
 
 def _check_limit(trace: Trace, limit: int | None) -> None:
@@ -199,4 +216,4 @@ def _check_alone(policy: StoppingPolicy) -> None:
 
 def _check_memoryless(policy: StoppingPolicy) -> None:
     if policy.uses_history:
-        raise InputError("this policy remembers earlier rounds: replay it round by round (`replay`)")
+        raise InputError("this policy remembers earlier rounds: replay it round by round (`by_rounds`)")

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.replay.policies import replay, replay_starts, sweep_levels
-from analysis.replay.prompt_lookup import Copies
-from analysis.replay.recorded_heads import RecordedScorer, with_recorded_heads
 from data_gen.held_out import load_frozen
-from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.acceptance import HeadEstimator
-from toolkit.acceptance.folder import recorded_scorers
+from toolkit.acceptance.folder import head_hash
 from toolkit.decoding import BestSourceProposer, Method, decode
 from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Confidence, Fixed, Survival, Svip, Tail
+from toolkit.trace.copies import Copies
+from toolkit.trace.record import Recorder
+from toolkit.trace.replay import by_rounds, by_starts, sweep_levels
 from toolkit.trace.rounds import Geometry
+from toolkit.trace.score import named_scorers
 from toolkit.types import Counts, Verdict
 from toolkit.verification import TextRule
 
@@ -59,7 +59,9 @@ def recorded(request, pair):
     sampling = SAMPLINGS[request.param]
     generations = decode(pair, prompts(2), config.method("autoregressive"), sampling)
     texts = [(g.prompt_ids, g.token_ids) for g in generations]
-    recorder = Recorder(pair, sampling, MAX_DRAFTED, recorded_scorers(pair, {"own": pair.head}), hidden=True)
+    recorder = Recorder(
+        pair, sampling, MAX_DRAFTED, named_scorers(pair, {head_hash(pair.head): pair.head}), hidden=True
+    )
     return request.param, texts, recorder.record(texts, range(len(texts)))
 
 
@@ -118,7 +120,7 @@ def forced_counts(pair, method, trace, texts, sampling, proposer=ForcedProposer,
 
 
 def bounded(method, pair):
-    return with_recorded_heads(method.bind(pair).policy, {pair.head: "own"})
+    return method.bind(pair).policy
 
 
 def per_text(replayed):
@@ -143,7 +145,7 @@ def test_forced_live_decoding_equals_replay_count_for_count(recorded, pair, name
     label, texts, trace = recorded
     method = method_of(name, overrides)
     live = forced_counts(pair, method, trace, texts, SAMPLINGS[label])
-    assert per_text(replay(trace, bounded(method, pair))) == live
+    assert per_text(by_rounds(trace, bounded(method, pair))) == live
 
 
 @greedy
@@ -153,7 +155,7 @@ def test_greedy_live_decoding_equals_replay_exactly(recorded, pair, name):
     method = method_of(name)
     live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLINGS[label])
     assert [g.token_ids for g in live] == [produced for _, produced in texts]
-    assert per_text(replay(trace, bounded(method, pair))) == [g.counts for g in live]
+    assert per_text(by_rounds(trace, bounded(method, pair))) == [g.counts for g in live]
 
 
 @pytest.mark.parametrize("recorded", ["stopped"], indirect=True)
@@ -164,18 +166,21 @@ def test_a_draft_goes_on_behind_the_stop_string_that_ends_the_text(recorded):
     assert bool((behind > 0).any()), (
         "no text ends by an accepted token: the tests of this recording show less than they say"
     )
-    most = replay(trace, Bounded(Fixed(8), 1, 8))
-    assert most.counts["num_discarded"].sum() > replay(trace, Bounded(Fixed(1), 1, 1)).counts["num_discarded"].sum()
+    most = by_rounds(trace, Bounded(Fixed(8), 1, 8))
+    assert most.counts["num_discarded"].sum() > by_rounds(trace, Bounded(Fixed(1), 1, 1)).counts["num_discarded"].sum()
 
 
 @sampled
-def test_the_three_ways_agree(recorded):
+def test_the_three_ways_agree(recorded, pair):
     _, _, trace = recorded
-    survival = Survival(HeadEstimator("own", scorer=RecordedScorer("own")), 0.4)
+    survival = Survival(HeadEstimator(), 0.4).bind(pair)
     for policy in (Confidence(0.6), Tail(0.3), Svip(0.4), survival):
         limited = Bounded(policy, 1, MAX_DRAFTED)
-        alone, (swept,) = replay(trace, limited), sweep_levels(trace, policy, [policy.level], max_drafted=MAX_DRAFTED)
-        for other in (swept, replay_starts(trace, limited)):
+        alone, (swept,) = (
+            by_rounds(trace, limited),
+            sweep_levels(trace, policy, [policy.level], max_drafted=MAX_DRAFTED),
+        )
+        for other in (swept, by_starts(trace, limited)):
             assert per_text(other) == per_text(alone)
             for name in ("accepted", "lengths", "reached", "passed"):
                 assert np.array_equal(getattr(other, name), getattr(alone, name)), name
@@ -227,7 +232,7 @@ class ForcedSource(ForcedRule):
 def replayed(pair, method, trace, texts, sampling):
     bound = method.bind(pair)
     copies = Copies(bound.proposer.copies, texts, bound.limit, sampling.max_new_tokens, pair.ends(sampling))
-    return replay(trace, with_recorded_heads(bound.policy, {pair.head: "own"}), copies)
+    return by_rounds(trace, bound.policy, copies)
 
 
 @sampled
@@ -258,9 +263,9 @@ def test_a_recording_without_the_texts_is_refused(pair, recorded):
     _, _, trace = recorded
     policy = best_source("defaults").bind(pair).policy
     with pytest.raises(InputError, match="decides on copied tokens, and a recording holds none"):
-        replay(trace, policy)
+        by_rounds(trace, policy)
     with pytest.raises(InputError, match="remembers earlier rounds"):
-        replay_starts(trace, policy)
+        by_starts(trace, policy)
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer
-from toolkit.acceptance.from_states import kept_logits, recorded_logits
 from toolkit.engine import Reading, Session
 from toolkit.engine.engine import engine_of
 from toolkit.errors import NOT_NUMBERS, InputError
@@ -27,6 +26,7 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import hidden_size, seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
 from toolkit.trace import Trace, join
+from toolkit.trace.score import kept_logits, recorded_logits
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.runs import stage
 from toolkit.trace import Trace, join
-from toolkit.trace.folders import file_name, read_file, read_traces
 from toolkit.trace.step import RecordedStep
+from toolkit.trace.store import file_name, read_file, read_traces
 from toolkit.trace.trace import Rows
 
 PER_TEXT = ("room", "rows")
@@ -196,7 +197,7 @@ def test_a_step_says_what_was_recorded(three):
     assert torch.equal(step.margin, trace.top_probs[index, 0] - trace.top_probs[index, 1])
     assert step.hidden.dtype == trace.hidden.dtype and torch.equal(step.hidden, trace.hidden[index])
     assert RecordedStep(trace, 2, index, device=torch.device("meta")).entropy.device.type == "meta"
-    assert torch.equal(step.estimate("mine.preread"), trace.estimates["mine.preread"][index])
+    assert torch.equal(step.head_logits(SimpleNamespace(key="mine.preread")), trace.estimates["mine.preread"][index])
     assert RecordedStep(trace, 2, index, drawn=False).tokens is None
     with pytest.raises(AttributeError, match="a recorded step has no probs: policies may read depth, tokens, "):
         _ = step.probs
@@ -206,8 +207,8 @@ def test_what_a_step_lacks_is_said(three):
     step = RecordedStep(replace(three[0], hidden=None), 1, torch.tensor([0]))
     with pytest.raises(InputError, match="^this trace holds no hidden states: record it with hidden=true"):
         step.hidden  # noqa: B018
-    with pytest.raises(InputError, match="no estimates of yours .held: mine, mine.preread.; record it"):
-        step.estimate("yours")
+    with pytest.raises(InputError, match="no estimates of the head yours .held: mine, mine.preread.: record it"):
+        step.head_logits(SimpleNamespace(key="yours"))
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------

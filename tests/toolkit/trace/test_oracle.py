@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.replay.oracle import acceptance_probs, expected_counts
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
 from toolkit.engine import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import warp
+from toolkit.trace.bounds import acceptance_probs, expected_counts
 
 VOCAB, END, LIMIT = 4, 0, 9
 

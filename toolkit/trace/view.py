@@ -1,6 +1,6 @@
 """What a policy's rounds did to every token of a few texts: drafted, accepted or rejected, predicted, corrected or bonus.
 
-From a recording, as `analysis.replay.policies.replay` walks it; what was not recorded is None.
+From a recording, as `toolkit.trace.replay.replay` walks it; what was not recorded is None.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from analysis.replay.policies import replay_rounds
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace
+from toolkit.trace.replay import replay_rounds
 from toolkit.trace.rounds import Geometry, logits_at, step_at
 
 

@@ -1,0 +1,228 @@
+"""Recordings in files: what is missing is recorded, or scored on states that are there; read, they are one trace.
+
+    Store(folder).trace(pair, sampling, sequences, max_drafted, heads)      sequences of any origin
+    read_traces(folder)                                                     an output folder of data_gen.traces
+
+Both have one format: a safetensors file per shard of sequences holds a whole trace (`Trace.save`) with its heads' logits and,
+if they are kept, the draft's states. A file of an older revision lacks nothing that is read here, or says to record it again.
+Whether a shard is done is decided in one place, `Shard.trace`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from toolkit.acceptance.folder import KINDS, recorded_name, scorers
+from toolkit.errors import InputError
+from toolkit.files.atomic import content_hash
+from toolkit.models.fingerprint import fingerprint
+from toolkit.models.pair import ModelPair
+from toolkit.models.teacher import Text
+from toolkit.runs.stage import MANIFEST, read_manifest
+from toolkit.sampling import Sampling
+from toolkit.trace.record import BATCH, Recorder
+from toolkit.trace.record_by_start import recorder_of
+from toolkit.trace.score import with_logits
+from toolkit.trace.trace import Trace, join
+
+SUMMARY = "summary.json"  # what the traces depend on, the same whenever they are recorded
+SHARD = 16  # sequences in a file: an interruption loses at most the work on these
+OLDER = "trace-*-000.safetensors"  # files of sweeps before this format
+
+
+def file_name(shard: int, replicate: int) -> str:
+    """File name of a shard's replicate."""
+    return f"traces-{shard:05d}-r{replicate}.safetensors"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file that holds the trace of some sequences, with the logits of its recorder's heads.
+
+    job        hash of all that the trace depends on
+    sequences  prompt ids and produced ids of each; `rows` seed the draws
+    kept       another shard of the same sequences whose states suffice to score the heads; None: there is none
+    sound      leave out sequences that hold what is not a number, instead of an error
+    repairs    make a damaged file again, instead of an error
+    """
+
+    path: Path
+    job: str
+    recorder: Recorder
+    sequences: Sequence[Text]
+    rows: Sequence[int]
+    kept: tuple[Path, str] | None = None
+    sound: bool = False
+    repairs: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Produced tokens of all sequences."""
+        return sum(len(produced) for _, produced in self.sequences)
+
+    def trace(self, batch_size: int, on_batch: Callable[[int], object], on_record: Callable[[bool], object]) -> Trace:
+        """The trace, from the file as far as it goes: else its heads are scored on states, else it is recorded.
+
+        on_batch hears how many tokens were recorded; on_record that a recording begins, and whether it is made again for
+        heads that it lacks. Raises InputError for a file that is damaged or of another job, and as `Recorder.record`.
+        """
+        recorder, stored = self.recorder, self._stored()
+        missing = {
+            name: head for name, head in recorder.heads.items() if stored is None or name not in stored.estimates
+        }
+        if stored is not None and not missing:
+            return stored
+        states = stored if self.kept is None else read_file(*self.kept)
+        if states is not None and states.hidden is not None:
+            trace = with_logits(states, missing, recorder.pair.device)
+            trace = recorder.sound(trace) if self.sound else recorder.checked(trace)
+        else:
+            on_record(stored is not None)
+            trace = recorder.record_all(self.sequences, self.rows, batch_size, on_batch, self.sound)
+        if stored is not None:
+            trace = replace(trace, estimates={**stored.estimates, **trace.estimates})
+        trace = replace(trace, hidden=trace.hidden if recorder.hidden else None, about={"job": self.job})
+        trace.save(self.path)
+        return trace
+
+    def _stored(self) -> Trace | None:
+        if not self.path.exists():
+            return None
+        try:
+            return read_file(self.path, self.job)
+        except InputError:
+            if self.repairs:
+                return None
+            raise
+
+
+def complete(shards: Sequence[Shard], batch_size: int = BATCH) -> Iterator[Trace]:
+    """The traces of all shards, one after another; what they lack is made and written. Shows the progress in tokens."""
+    total, first = sum(shard.num_tokens for shard in shards), True
+    with tqdm(total=total, desc="traces", unit="token", unit_scale=True) as bar:
+
+        def announce(again: bool) -> None:
+            if first:
+                if again:
+                    print(
+                        "recording again for another head: its states were not kept; hidden=true keeps the draft's states, "
+                        "which would suffice"
+                    )
+                ahead = [shard for shard in shards if not shard.path.exists()] or shards
+                sizes = sum(len(shard.rows) for shard in ahead), sum(shard.num_tokens for shard in ahead)
+                bar.write(shards[0].recorder.work(*sizes, batch_size), file=sys.stderr)
+
+        for shard in shards:
+            before = bar.n
+            trace = shard.trace(batch_size, bar.update, announce)
+            recorded = bar.n - before
+            if recorded and first:
+                size = trace.num_bytes * total / shard.num_tokens
+                bar.write(f"traces: {len(shards)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
+                first = False
+            bar.initial += shard.num_tokens - recorded  # keeps tokens/s honest
+            bar.update(shard.num_tokens - recorded)
+            yield trace
+
+
+class Store:
+    """Recordings of sequences in a folder. Each lies under a hash of all that it depends on, heads apart.
+
+    hidden  keep the draft's states: heads that are wanted later are scored on them, and nothing is recorded again
+    """
+
+    def __init__(self, folder: Path | str, hidden: bool = True):
+        self.folder, self.hidden = Path(folder), hidden
+
+    def trace(
+        self,
+        pair: ModelPair,
+        sampling: Sampling,
+        sequences: Sequence[Text],
+        max_drafted: int,
+        heads: Sequence[Path | str] = (),
+        rows: Sequence[int] | None = None,
+        draft_temperature: float | None = None,
+        upper_bound: bool = False,
+    ) -> Trace:
+        """The trace of sequences (prompt ids, produced ids) with the logits of the heads in these folders, without states.
+
+        rows  seed the draws of each sequence; None: their numbers. The other arguments are those of `Recorder`.
+        Raises InputError as `Recorder.record`.
+        """
+        if not sequences:
+            raise InputError("every response failed: there is nothing to replay")
+        rows = range(len(sequences)) if rows is None else rows
+        scored_by = {scorer.key: scorer for folder in heads for scorer in scorers(pair, folder).values()}
+        read = [fingerprint(pair.target), fingerprint(pair.draft), vars(sampling), sorted(pair.ends(sampling))]
+        texts = [
+            [row, list(map(int, prompt)), list(map(int, produced))]
+            for row, (prompt, produced) in zip(rows, sequences, strict=True)
+        ]
+        key = content_hash([read, texts, max_drafted, draft_temperature, upper_bound, SHARD], length=16)
+        options = max_drafted, scored_by, self.hidden, upper_bound, draft_temperature
+        recorder = recorder_of(pair, sampling, *options)
+        shards = [
+            Shard(
+                self.folder / f"traces-{key}-{number:05d}.safetensors",
+                key,
+                recorder,
+                sequences[at],
+                rows[at],
+                repairs=True,
+            )
+            for number, at in enumerate(slice(first, first + SHARD) for first in range(0, len(sequences), SHARD))
+        ]
+        self._announce(shards[0])
+        whole = complete(shards)
+        return join([replace(t, hidden=None, estimates={name: t.estimates[name] for name in scored_by}) for t in whole])
+
+    def _announce(self, shard: Shard) -> None:
+        """Say why sequences that were recorded before are recorded again."""
+        if not shard.path.exists() and next(self.folder.glob(OLDER), None) is not None:
+            print(f"{self.folder} holds recordings of an older revision ({OLDER}): they are not read, but made again")
+
+
+def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
+    """The traces of a finished folder as one: one replicate, or all of them (None), one after another.
+
+    States stay in the files until they are read.
+    Raises InputError if the folder is not finished, or a file is missing, cut short or of another job.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).exists() or read_manifest(folder).get("stage") != "traces":
+        raise InputError(f"expected a folder of data_gen.traces at {folder}, found none")
+    manifest = read_manifest(folder)
+    if manifest.get("status") != "finished":
+        raise InputError(f"the traces in {folder} are not finished: run data_gen.traces again first")
+    chosen = range(manifest["replicates"]) if replicate is None else [replicate]
+    paths = [folder / file_name(number, r) for r in chosen for number in range(manifest["num_shards"])]
+    trace = join([read_file(path, manifest["job"]) for path in paths], mapped=True)
+    names = {
+        recorded_name(digest, kind): recorded_name(name, kind)
+        for name, digest in (manifest.get("heads") or {}).items()
+        for kind in KINDS
+    }
+    return replace(trace, names=names)
+
+
+def read_file(path: Path, job: str) -> Trace:
+    """One file of a folder. Raises InputError if it is not whole, or of another job."""
+    trace = Trace.load(path)
+    if trace.about.get("job") != job:
+        raise InputError(
+            f"{path} belongs to another job (other config, models or responses); delete it and record again"
+        )
+    return trace
+
+
+def check_final_states(summary: Mapping[str, Any], where: Path | str) -> None:
+    """Raises InputError for traces of an earlier revision whose states hold earlier layers of the draft, too."""
+    if layers := summary.get("draft_layers"):
+        raise InputError(f"the traces in {where} hold states of the layers {layers} too: record them again")
