@@ -20,7 +20,7 @@ from toolkit.files.text import lines_of
 from toolkit.runs.stage import MANIFEST, read_manifest
 
 # Change no token; two are of older folders.
-TECHNICAL = ("_target_", "cuda_graphs", "self_check", "cpu_packing", "weight_check")
+TECHNICAL = ("_target_", "cuda_graphs", "self_check", "packed", "writable", "cpu_packing", "weight_check")
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sampling settings that change nothing
 
 

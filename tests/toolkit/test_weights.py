@@ -18,6 +18,7 @@ from tests.toolkit.adapted import Adapted
 from toolkit import ModelPair, generate
 from toolkit.acceptance import AcceptanceHead
 from toolkit.acceptance.folder import check_draft, target_of
+from toolkit.engine.engine import EngineOptions
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.integrations.transformers import assistant
@@ -228,9 +229,13 @@ def greedy(model, length=8):
 
 
 def decoded(target, draft=None):
-    method = "autoregressive" if draft is None else "speculative"
-    pair = ModelPair(target=target, draft=draft, end_ids=())
-    return generate(pair, [PROMPT], method, temperature=0, max_new_tokens=8)[0].token_ids
+    """With packed weights, which are the same text."""
+    method, texts = "autoregressive" if draft is None else "speculative", []
+    for packed in ("off", "on"):
+        pair = ModelPair(target=target, draft=draft, end_ids=(), options=EngineOptions(packed=packed))
+        texts.append(generate(pair, [PROMPT], method, temperature=0, max_new_tokens=8)[0].token_ids)
+    assert texts[0] == texts[1]
+    return texts[0]
 
 
 @pytest.mark.parametrize("change", [eight_bits, lambda model: compiled(Adapted(model))])

@@ -36,6 +36,8 @@ PAIR = {
     ],
     "cuda_graphs": Annotated[Switch, "capture forwards of recurring shapes as CUDA graphs and replay them"],
     "self_check": Annotated[Switch, "try each architecture on a tiny copy first; off: decode it on trust, with a warning"],
+    "packed": Annotated[Switch, "linear layers on a CPU: weights laid out for a few tokens, where that is faster"],
+    "writable": Annotated[bool, "weights may be written between two calls: packed ones are compared with them in each"],
 }  # fmt: skip
 PRESET = Literal["200m", "1b", "8b"] | None
 OPTIMIZER = {

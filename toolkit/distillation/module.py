@@ -31,7 +31,7 @@ from toolkit.models.teacher import Text, logits_of, produced_states
 from toolkit.sampling import Sampling
 from toolkit.training.trainer import WholeSteps
 
-PLAIN = EngineOptions(cuda_graphs="off")  # weights change between calls
+PLAIN = EngineOptions(cuda_graphs="off", packed="off")  # weights change between calls
 recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # nothing is drawn in it
 
 

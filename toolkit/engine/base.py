@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from toolkit.engine.device import tensor_on
+from toolkit.engine.packing import PackedLinears
 from toolkit.engine.tree import Placement, TreeIndex
 from toolkit.errors import InputError
 
@@ -34,8 +35,10 @@ class Session(ABC):
 
     spoilt  [B] bool: rows that have read, since `clear`, a token whose state is not a number. Until then it may leak out of
             slots that are masked
+    linears  packed weights that the model's forward passes multiply by; None: its own
     """
 
+    linears: PackedLinears | None = None
     reads_states = False  # True for a draft that reads the target's states of the text
 
     def __init__(self, num_rows: int, capacity: int, device: torch.device):

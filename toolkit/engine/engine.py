@@ -19,6 +19,7 @@ from toolkit.config.values import check_ranges
 from toolkit.engine import Session, open_session
 from toolkit.engine.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
 from toolkit.engine.facts import check_mode, forwards_lock, reads_states, vocab_size
+from toolkit.engine.packing import PackedLinears
 
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
 IDLE = 3  # sets of caches that wait for another call of their number of rows, where captures belong to them
@@ -33,6 +34,11 @@ class EngineOptions:
     self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
                    is refused if it is decoded wrong (`toolkit.engine.selfcheck`). off: it is decoded on trust, with a
                    warning
+    packed         "auto": large float32 and bfloat16 linear layers on a CPU keep a second copy of their weights, laid out for
+                   products with a few tokens, where this processor gains by it (`toolkit.engine.packing`). "on": all that
+                   can, small ones, too; "off": none
+    writable       weights may be written between two calls: packed ones are compared with the model's own at the start of every
+                   call, by reading these once. False: the caller promises that nobody writes past torch's count of writes
 
     Models whose parameters ask for gradients, that have hooks, or that lie on several devices, are never captured.
     Models with modules of other packages than torch and transformers (adapters, code of one's own) are never captured.
@@ -40,6 +46,8 @@ class EngineOptions:
 
     cuda_graphs: OnOff = "auto"
     self_check: Literal["auto", "off"] | bool = "auto"
+    packed: OnOff = "auto"
+    writable: bool = True
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -86,6 +94,7 @@ class Engine:
     models   the target first
     heads    acceptance heads loaded and checked so far (`toolkit.acceptance.folder`)
     captures  per model, once it was first used: empty ones, which each of its caches begins with; None: it is not captured
+    linears  per model: its packed weights; None for models that bring their own sessions
     idle     caches that wait for another call
     capture_kind  how forward passes are captured; None: as the options and the device say
     """
@@ -94,6 +103,10 @@ class Engine:
         self.models, self.options = tuple(models), options
         self.heads: dict[tuple[object, ...], Any] = {}
         self.captures: list[Captures | None] = []
+        self.linears = [
+            None if hasattr(model, "open_session") else PackedLinears(model, options.packed, options.writable)
+            for model in self.models
+        ]
         self.idle: list[Sessions] = []
         self.capture_kind: type[StaticForward] | None = None
         self._guards: list[CaptureGuard | None] = []  # of the models, when the captures were begun
@@ -105,6 +118,11 @@ class Engine:
         models = (pair.target, *pair.drafts)
         same = len(models) == len(self.models) and all(a is b for a, b in zip(models, self.models, strict=True))
         return same and pair.options == self.options
+
+    @property
+    def packed(self) -> bool:
+        """Whether some layer of some model multiplies by packed weights, as of the last call."""
+        return any(linears is not None and linears.products for linears in self.linears)
 
     @contextmanager
     def sessions(self, num_rows: int, capacity: int) -> Iterator[Sessions]:
@@ -139,6 +157,8 @@ class Engine:
             ]
         for draft, session in zip(self.models[1:], drafts, strict=True):
             session.clips_tokens = vocab_size(draft) < vocab_size(self.models[0])
+        for linears, session in zip(self.linears, [target, *drafts], strict=True):
+            session.linears = linears
         return Sessions(target, drafts)
 
     def close(self, sessions: Sessions) -> None:
@@ -167,11 +187,15 @@ class Engine:
         self._checked = True
 
     def _prepare(self) -> None:
-        """Prepare captures of every model; drop what belongs to modules or tensors that were replaced."""
+        """Prepare captures and packed weights of every model; drop what belongs to modules or tensors that were replaced."""
         guards = [_guard(model) if self._kind(model) else None for model in self.models]
         if guards != self._guards:
             self.captures, self.idle, self._guards = [], [], guards
         self.captures = self.captures or list(map(self._captures, guards, self.models))
+        for model, linears in zip(self.models, self.linears, strict=True):
+            if linears is not None:
+                with forwards_lock(model):
+                    linears.refresh()
 
     def _kind(self, model: Any) -> type[StaticForward] | None:
         """How a model's forward passes are captured, if they are."""

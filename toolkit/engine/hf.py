@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -186,7 +187,7 @@ class HFSession(Session):
         tokens, positions, *rest = inputs
         masks, more = rest[: len(self.reaches)], rest[len(self.reaches) :]
         self.block = block
-        with watched_states(self.model) as states, grouped_attention():
+        with watched_states(self.model) as states, grouped_attention(), self.linears or nullcontext():
             output = self.model(
                 input_ids=tokens,
                 position_ids=positions,

@@ -118,6 +118,8 @@ class ModelPair:
         name: str = "",
         cuda_graphs: OnOff = "auto",
         self_check: Literal["auto", "off"] | bool = "auto",
+        packed: OnOff = "auto",
+        writable: bool = True,
         chat_template_options: Mapping[str, Any] | None = None,
         end_ids: Sequence[int] | None = None,
     ) -> ModelPair:
@@ -126,6 +128,7 @@ class ModelPair:
         target, draft  hub names, local folders, GGUF files, or "toy/target" and "toy/draft"; a list of drafts: several
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
+        packed, writable  weights laid out for a few tokens on a CPU, and whether somebody may write to them: `EngineOptions`
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
         end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
         Raises InputError if the tokenizers differ in another token, naming the first one.
@@ -158,7 +161,7 @@ class ModelPair:
             drafts=small,
             name=name,
             head=str(TOY / "head") if is_toy else None,
-            options=EngineOptions(cuda_graphs, self_check),
+            options=EngineOptions(cuda_graphs, self_check, packed, writable),
             chat_template_options=dict(chat_template_options or {}),
             end_ids=None if end_ids is None else tuple(end_ids),
             unshared=unshared,

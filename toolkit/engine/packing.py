@@ -1,0 +1,200 @@
+"""Weights of linear layers on a CPU, laid out once for products with a few tokens, where this processor gains by it.
+
+Stock products lay a weight out again in every call, or read it several times for two to sixteen tokens. oneDNN keeps close to
+one reading with a weight that was reordered once. How much that gains differs between processors, so each shape is tried when
+its model is first decoded, and the choice is kept in the user's cache. Results differ in rounding only.
+
+Theirs -> ours: torch's compiler does the same when it freezes a model, by the same private operators. Ours changes no module:
+within our forward passes they multiply by packed weights, at those numbers of rows where that is faster.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from toolkit.config.values import fits
+from toolkit.errors import warn
+from toolkit.files.machine import available_memory, processor
+from toolkit.files.measured import measured
+
+OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
+SMALL = 2**18  # elements; smaller weights stay in a core's cache
+ROWS = (1, 2, 4, 8, 16)  # rows that a shape is tried at; others are taken for the next lower one
+MOST = 2 * ROWS[-1]  # from here on products are bound by arithmetic: they stay stock
+LAYOUTS = (1, 8)  # numbers of rows that oneDNN is told to lay a weight out for
+TRIED = 2**25  # bytes of weights of each shape that are tried: beyond a core's cache
+REPEATS = 3  # trials of each way, in turns; the least time counts
+SECONDS = 0.5  # of a shape's trial, about
+GAIN = 0.1  # of the time over all of ROWS: less is not worth a second copy of a weight
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of a product, relative to its largest entry; no other dtypes
+Choice = list[int]  # the layout, and those of ROWS at which it is used; empty: stock
+
+
+class PackedLinears:
+    """Context manager: within it, the linear layers of a model multiply by their packed weights.
+
+    option    "auto": where this processor gains by it; "on": wherever it is possible; "off"
+    writable  compare the weights with what was packed at every `refresh`; False: only pointers and torch's counts of writes
+    """
+
+    def __init__(self, model: nn.Module, option: str | bool = "auto", writable: bool = True):
+        self.model, self.option, self.writable = model, option, writable
+        self.products: list[_Product] = []
+        self._seen: Any = None
+        self._projections: list[Tensor] = []
+
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """Pack all weights again if one of them, or the number of threads, is another than when they were packed."""
+        modules = [] if self.option in ("off", False) else packable(self.model, self.option == "auto")
+        facts = [(id(m), m.weight.data_ptr(), 0 if m.weight.is_inference() else m.weight._version) for m in modules]
+        seen = (torch.get_num_threads(), facts)
+        pairs = zip(self.products, self._projections, strict=False)  # no projections: nobody writes
+        if seen == self._seen and all(torch.equal(projection(p.module.weight), before) for p, before in pairs):
+            return
+        self.products = []  # their memory is free before it is needed again
+        self.products = _products(modules, self.option == "auto")
+        self._projections = [projection(product.module.weight) for product in self.products] if self.writable else []
+        self._seen = seen
+
+    def __enter__(self) -> None:
+        for product in self.products:
+            vars(product.module)["forward"] = product
+
+    def __exit__(self, *_: object) -> None:
+        for product in self.products:
+            del vars(product.module)["forward"]
+
+
+class _Product:
+    """What stands in for a linear layer's forward: [..., D] -> [..., D']; stock where the layout is not faster."""
+
+    def __init__(self, module: nn.Linear, choice: Choice):
+        layout, *rows = choice
+        self.module, self.packed = module, pack(module.weight, layout)
+        self.is_packed = [max((r for r in ROWS if r <= number), default=0) in rows for number in range(MOST)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.numel() // x.shape[-1]
+        if rows < MOST and self.is_packed[rows] and x.dtype == self.module.weight.dtype:
+            return product(x, self.packed, self.module.bias)
+        return linear(x, self.module.weight, self.module.bias)
+
+
+def packable(model: nn.Module, large: bool = True) -> list[nn.Linear]:
+    """The linear layers of a model that can be packed: dense ones on a CPU, with the stock forward; `large` ones only."""
+    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
+        return []  # compiled: it was guarded against other forwards
+    return [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear
+        and "forward" not in vars(module)  # somebody else's hook
+        and type(module._parameters.get("weight")) is nn.Parameter
+        and module.weight.device.type == "cpu"
+        and _operators_work(module.weight.dtype)
+        and module.weight.numel() >= (SMALL if large else 1)
+        and module.weight.is_contiguous()
+    ]
+
+
+def pack(weight: Tensor, layout: int) -> Any:
+    """The weight [D', D] reordered for about `layout` rows: an opaque tensor that nothing but oneDNN can read."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), layout)
+
+
+def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Any:
+    """x [..., D] times a packed weight, [..., D']."""
+    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed, bias, "none", [], "")
+
+
+@cache
+def _operators_work(dtype: torch.dtype) -> bool:
+    """Whether this torch has the operators for a dtype, and they give what stock products give. One line if they do not."""
+    if dtype not in TOLERANCES or not all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS):
+        return False
+    x, weight, bias = (_drawn(size).to(dtype) for size in ((3, 5, 96), (160, 96), (160,)))
+    try:
+        expected = linear(x, weight, bias)
+        errors = [(product(x, pack(weight, layout), bias) - expected).abs().max() for layout in LAYOUTS]
+        reason = "" if max(errors) <= TOLERANCES[dtype] * expected.abs().max() else "other results"
+    except (RuntimeError, NotImplementedError) as error:  # a processor without instructions for the dtype
+        reason = str(error).strip().split("\n")[0]
+    if reason:
+        warn(f"linear layers in {str(dtype).removeprefix('torch.')} are not packed: the operator gives {reason}")
+    return not reason
+
+
+def projection(weight: Tensor) -> Tensor:
+    """The bits [D'] of a product with a fixed random vector: what they do not show is within the rounding of a product."""
+    vector = _drawn((weight.shape[1],))
+    chunks = [weight] if weight.dtype == torch.float32 else weight.split(2**12)  # rows that become float32 at a time
+    return torch.cat([chunk.float() @ vector for chunk in chunks]).view(torch.int32)
+
+
+def _drawn(size: tuple[int, ...]) -> Tensor:
+    """The same random numbers every time, whatever the process's defaults are."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(0), device="cpu", dtype=torch.float32)
+
+
+def _products(modules: Sequence[nn.Linear], tried: bool) -> list[_Product]:
+    """The packed layers among some: all, or those whose shapes gain by it. None where memory is short, with one line."""
+    choices = _choices(modules) if tried else {_key(module): [LAYOUTS[-1], *ROWS] for module in modules}
+    chosen = [(module, choice) for module in modules if (choice := choices[_key(module)])]
+    needed, available = sum(module.weight.nbytes for module, _ in chosen), available_memory()
+    if available is not None and needed > available:
+        warn(f"linear layers are not packed: expected {needed >> 20} MiB of free memory, got {available >> 20}")
+        return []
+    if tried and chosen:
+        print(f"{len(chosen)} linear layers are kept a second time, packed: {needed >> 20} MiB", file=sys.stderr)
+    return [_Product(module, choice) for module, choice in chosen]
+
+
+def _key(module: nn.Linear) -> str:
+    """What the choice for a layer depends on."""
+    facts = (processor(), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}", module.weight.dtype)
+    return "; ".join(map(str, (*facts, "x".join(map(str, module.weight.shape)))))
+
+
+def _choices(modules: Sequence[nn.Linear]) -> dict[str, Choice]:
+    """The choice for each shape, from the user's cache; what that lacks is tried."""
+    weights: dict[str, list[Tensor]] = {}
+    for module in modules:
+        weights.setdefault(_key(module), []).append(module.weight.detach())
+
+    trials = {key: partial(_trial, held) for key, held in weights.items()}
+    return measured("packing.json", "packed weights", trials, _is_choice, SECONDS)
+
+
+def _is_choice(kept: Any) -> bool:
+    return fits(kept, list[int]) and {*kept[:1]} <= {*LAYOUTS} and {*kept[1:]} <= {*ROWS}
+
+
+def _trial(weights: Sequence[Tensor]) -> Choice:
+    """The layout with the least time over all of ROWS, stock where that is faster; empty if it gains less than GAIN."""
+    row, whole = weights[0][0].nbytes, weights[0].nbytes
+    weights = [weight[: max(1, TRIED // row)] for weight in weights[: max(1, TRIED // whole)]]
+    ways: list[tuple[Callable[..., Tensor], list[Tensor]]] = [(linear, weights)]
+    ways += [(product, [pack(weight, layout) for weight in weights]) for layout in LAYOUTS]
+    least = [[float("inf")] * len(ROWS) for _ in ways]
+    for _ in range(REPEATS):
+        for number, rows in enumerate(ROWS):
+            x = weights[0].new_ones(rows, weights[0].shape[1])
+            for times, (multiply, held) in zip(least, ways, strict=True):
+                start = time.perf_counter()
+                for weight in held:
+                    multiply(x, weight)
+                times[number] = min(times[number], time.perf_counter() - start)
+    stock, *packed = least
+    totals = [sum(map(min, stock, times)) for times in packed]
+    best = totals.index(min(totals))
+    faster = [rows for rows, ours, theirs in zip(ROWS, packed[best], stock, strict=True) if ours < theirs]
+    return [LAYOUTS[best], *faster] if totals[best] <= (1 - GAIN) * sum(stock) else []

@@ -1,0 +1,55 @@
+"""What was measured on this machine, in the user's cache: one JSON file per kind of measurement, {key: value}.
+
+A file that is missing, cut off or of another form is measured again. A folder that cannot be written to keeps nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from filelock import FileLock
+
+from toolkit.errors import InputError
+from toolkit.files.atomic import read_json, write_json
+from toolkit.files.digests import cache_folder
+
+WAIT = 60.0  # seconds for another process that measures; afterwards both do
+
+
+def measured(
+    name: str, what: str, measures: Mapping[str, Callable[[], Any]], fits: Callable[[Any], bool], seconds: float
+) -> dict[str, Any]:
+    """The value of each key; those that the file `name` lacks are measured and kept, by one process at a time.
+
+    what, seconds  what is measured, and how long a key takes, about: printed before
+    fits           whether a value that was read is of the right form
+    """
+    path = cache_folder() / name
+
+    def kept() -> dict[str, Any]:
+        try:
+            entries = read_json(path)
+        except InputError:
+            return {}
+        return {k: v for k, v in entries.items() if fits(v)} if isinstance(entries, dict) else {}
+
+    values = kept()
+    if not measures.keys() <= values.keys():
+        lock = FileLock(path.with_suffix(".lock"))
+        with suppress(OSError):  # it times out, or the folder cannot be written to
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=WAIT)
+        try:
+            values = kept()
+            if missing := [key for key in measures if key not in values]:
+                about = f"{len(missing)} times about {seconds:g} s"
+                print(f"measuring {what}, once on this machine: {about}", file=sys.stderr)
+                values |= {key: measures[key]() for key in missing}
+                with suppress(InputError):
+                    write_json(path, values)
+        finally:
+            lock.release()
+    return {key: values[key] for key in measures}
