@@ -38,7 +38,7 @@ class Sampling:
                        A special token, which texts do not show, ends it by its id
     end_ids            tokens that end a response, beside the pair's own
     generation_config  True: temperature, top_k, top_p, min_p, repetition_penalty and stop are those of the target's generation
-                       config, where it names them
+                       config, where it names them; None: that config is not read, and nobody is warned of what differs
     seed               row r of a call draws from a generator seeded with (seed, r)
     """
 
@@ -52,7 +52,7 @@ class Sampling:
     keep_prompt_tokens: Annotated[int, AtLeast(1)] | None = None
     stop: tuple[str, ...] = ()
     end_ids: tuple[Annotated[int, AtLeast(0)], ...] = ()
-    generation_config: bool = False
+    generation_config: bool | None = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolkit.files.generate_folder import lines
+
 FILE = "README.md"
 LIBRARY, TAGS = "acceptance-toolkit", ("speculative-decoding", "acceptance-prediction", "safetensors")
 HUB_ID = re.compile(r"(?!toy/)[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -38,9 +40,10 @@ def section(kind: Kind, record: Mapping[str, Any]) -> str:
 {facts_table(record)}
 {f"{chr(10)}Scores on validation text:{chr(10)}{chr(10)}{table}{chr(10)}" if table else ""}
 Use it: `toolkit.decode method={kind.method} head=FOLDER`; in Python
-`{kind.__module__}.{kind.__name__}.from_pretrained("FOLDER OR HUB NAME")`; inside transformers:
-`toolkit.integrations.transformers`. Files: `{kind.weights_file}`, `{kind.config_file}`.
-"""
+`{kind.__module__}.{kind.__name__}.from_pretrained("FOLDER OR HUB NAME")`. Files: `{kind.weights_file}`, `{kind.config_file}`.
+Inside transformers, with `model` the target and DRAFT the folder of the draft above:
+
+{lines(f'draft="DRAFT", method="{kind.method}", head="FOLDER"')}"""
 
 
 def title(kind: Kind) -> str:

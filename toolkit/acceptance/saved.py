@@ -19,6 +19,7 @@ from toolkit.acceptance import card
 from toolkit.acceptance.inputs import Inputs
 from toolkit.config.values import checked
 from toolkit.errors import InputError
+from toolkit.files import generate_folder
 from toolkit.files.atomic import content_hash, read_json, write_json, write_text
 from toolkit.files.tensors import CHECKSUM, load_tensors, save_tensors
 from toolkit.files.text import first_line
@@ -89,6 +90,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
         save_tensors(folder / self.weights_file, self.state_dict(), {"what": self.what})
         write_json(folder / self.config_file, {**record, CHECKSUM: content_hash(record, 64)})
         write_card(folder)
+        generate_folder.write(folder)
         return folder
 
     @classmethod

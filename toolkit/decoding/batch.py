@@ -82,6 +82,7 @@ class Job:
     queue    rows that wait for a slot
     finish   told of every generation that ends
     count    told after every round how many tokens it made
+    stream   told after every round of each generation in it, and the tokens that the round added
     timed    True: wait for the device at the seams of a round, so that its draft and target seconds are their own
     """
 
@@ -92,6 +93,7 @@ class Job:
     finish: Callable[[Generation], object]
     count: Callable[[int], object]
     timed: bool = False
+    stream: Callable[[Generation, list[int]], object] | None = None
 
     def now(self) -> float:
         """Seconds on the host's clock, once the device has done its work, if `timed`."""
@@ -134,7 +136,11 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)
             decoding = [row.generation for row, busy in zip(self.rows, self.busy, strict=True) if busy]
+            lengths = [len(generation.token_ids) for generation in decoding]
             self.commit(context, proposal, verdict, clock)
+            if self.job.stream is not None:
+                for generation, length in zip(decoding, lengths, strict=True):
+                    self.job.stream(generation, generation.token_ids[length:])
             self.job.count(sum(generation.rounds[-1].num_produced for generation in decoding if generation.rounds))
             goes_on = any(self.busy)
             self._refill()

@@ -42,6 +42,7 @@ def decode(
     row_ids: Sequence[int] | None = None,
     on_finish: Callable[[Generation], object] | None = None,
     on_round: Callable[[int], object] | None = None,
+    on_tokens: Callable[[Generation, list[int]], object] | None = None,
 ) -> list[Generation]:
     """Decode every prompt; the generations come back in the order of the prompts.
 
@@ -49,6 +50,8 @@ def decode(
     row_ids    what seeds each row beside `sampling.seed` and names it in errors; None: 0, 1, ...
     on_finish  called with each generation when it ends
     on_round   called after each round with the number of tokens that it made
+    on_tokens  called after each round with each generation and the tokens that it made in it; methods with several beams
+               make theirs in the last one
 
     A prompt that cannot be decoded (empty, too long, distributions that are not numbers) comes back with `.error` set; the
     others finish. Decoding needs torch and transformers only.
@@ -62,6 +65,7 @@ def decode(
         row_ids=row_ids,
         on_finish=on_finish,
         on_round=on_round,
+        on_tokens=on_tokens,
     )
     return decoded.generations
 
@@ -77,6 +81,7 @@ def decode_measured(
     row_ids: Sequence[int] | None = None,
     on_finish: Callable[[Generation], object] | None = None,
     on_round: Callable[[int], object] | None = None,
+    on_tokens: Callable[[Generation, list[int]], object] | None = None,
     timed: bool = False,
     capacity: int = 0,
 ) -> Decoded:
@@ -97,7 +102,7 @@ def decode_measured(
             finish(row.generation)
     cache_bytes = 0
     if queue:
-        job = Job(pair, method, sampling, queue, finish, on_round or (lambda count: None), timed)
+        job = Job(pair, method, sampling, queue, finish, on_round or (lambda count: None), timed, on_tokens)
         kind = TextBatch if method.beams is None else BeamBatch
         num_slots = min(batch_size, len(queue))
         capacity = max(capacity, kind.capacity(method, sampling, max(len(row.context) for row in queue)))

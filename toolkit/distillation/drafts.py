@@ -18,6 +18,7 @@ from torch import nn
 from toolkit.distillation.layers import layer_list, layers_in, shorter_model, skipped
 from toolkit.engine.device import check_device
 from toolkit.errors import InputError
+from toolkit.files import generate_folder
 from toolkit.files.atomic import content_hash, read_json, write_folder, write_json
 from toolkit.files.text import first_line
 from toolkit.models import gguf
@@ -126,6 +127,7 @@ def export(
         if not isinstance(model, Eagle3):  # its folder has no tokenizer: the target's is meant
             tokenizer.save_pretrained(temporary)
         (temporary / CARD).write_text(card, encoding="utf-8")
+        generate_folder.write(temporary)
 
     return write_folder(folder, write)
 
@@ -214,8 +216,9 @@ texts: {scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after. The 
 {scores["start/cross_entropy"]:.4f} before, {scores["val/cross_entropy"]:.4f} after.
 What that is worth per domain: `python -m analysis.heads drafts=...`.
 
-Use it: `ModelPair.from_pretrained("{pair["target"]}", "THIS FOLDER")`
-"""
+Use it: `ModelPair.from_pretrained("{pair["target"]}", "FOLDER")`, or inside transformers, with `model` the target:
+
+{generate_folder.lines('draft="FOLDER"')}"""
 
 
 # -- drafts of the target's layers -----------------------------------------------------------------------------

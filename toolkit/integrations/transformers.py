@@ -32,6 +32,7 @@ from toolkit.decoding.proposers import ChainProposer
 from toolkit.engine.facts import unwrapped
 from toolkit.engine.hidden_states import watched_states
 from toolkit.errors import NOT_NUMBERS, InputError
+from toolkit.integrations.custom_generate import custom_generate as custom_generate
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.types import DraftStep

@@ -22,8 +22,10 @@ OTHERS = {  # what else changes which tokens are drawn, and the value that chang
 def resolved(sampling: Sampling, model: Any) -> Sampling:
     """The sampling with what the model's generation config says, if it is to be obeyed; otherwise as it is.
 
-    Warns of the fields of that config which this sampling does not follow.
+    Warns of the fields of that config which this sampling does not follow, unless it is to be left unread.
     """
+    if sampling.generation_config is None:
+        return sampling
     config = getattr(model, "generation_config", None)
     stored = {name: value for name in (*SAME, *OTHERS) if (value := getattr(config, name, None)) is not None}
     if getattr(config, "do_sample", None) is False:

@@ -115,7 +115,7 @@ def test_heads_of_other_drafts_are_refused(tiny_pair):
 
 
 def files_of(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("kind", [AcceptanceHead, PrereadHead])
@@ -125,7 +125,9 @@ def test_the_hubs_ways_read_and_write_the_toolkits_files(tmp_path, kind):
     loaded = kind.from_pretrained(ours)
     assert loaded.about == {"draft": "some/draft", "metrics": {"val/auroc": 0.5}} and not loaded.training
     loaded.save_pretrained(tmp_path / "hub")
-    assert files_of(tmp_path / "hub") == files_of(ours) == sorted([kind.weights_file, kind.config_file, "README.md"])
+    assert files_of(tmp_path / "hub") == files_of(ours) == sorted([
+        kind.weights_file, kind.config_file, "README.md", "custom_generate/generate.py"
+    ])  # fmt: skip
     for name in files_of(ours):
         assert (tmp_path / "hub" / name).read_bytes() == (ours / name).read_bytes()
     again, about = kind.load(tmp_path / "hub")
