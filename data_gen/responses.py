@@ -29,7 +29,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from data_gen.completions import CompletionRequest, Completions, CompletionsEndpoint
+from data_gen.completions import CompletionRequest, Completions, answers, reason_of
 from data_gen.shards import KEPT_FOLDER, keep, read_kept, read_shard, read_whole, row_of, shard_name, write_shard
 from toolkit import config
 from toolkit.config import commands, instantiate, plain
@@ -42,7 +42,6 @@ from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
-from toolkit.runs.endpoint import answers, reason_of
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import (
     MANIFEST,
@@ -189,8 +188,7 @@ def _decode(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: 
 
 def _ask(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: Rows) -> None:
     """Let endpoints make the rows, those of all shards at once. Raises InputError once no endpoint is left."""
-    completions = Completions(cfg.served.engine, str(cfg.served.model), pair, sampling, plain(cfg.served.request))
-    endpoints = [CompletionsEndpoint(url, cfg.served, completions) for url in cfg.endpoints]
+    endpoints = [Completions(url, cfg.served, pair, sampling) for url in cfg.endpoints]
     shard_of, requests = {}, []
     for shard in rows.shards:
         missing = rows.missing(shard, pair, cfg.max_prompt_tokens)
@@ -212,12 +210,12 @@ def _ask(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: Row
     rows.facts = facts
     if requests:
         with ThreadPoolExecutor(len(endpoints)) as threads:
-            list(threads.map(CompletionsEndpoint.open, endpoints))
+            list(threads.map(Completions.open, endpoints))
     for shard in rows.shards:
         rows.write(shard)
     hint = "what has come is kept: run again when one answers"
-    complete = CompletionsEndpoint.complete
-    for request, outcome, endpoint in answers(endpoints, requests, complete, TURNS, rows.progress.say, hint):
+    pool = answers(endpoints, requests, Completions.complete, TURNS, rows.progress.say, hint)
+    for request, outcome, endpoint in pool:
         shard, status, how = shard_of[request.row], "done", {"ids": "failed", "endpoint": endpoint.address}
         if isinstance(outcome, Exception):
             status, outcome_facts = "failed", {"finish_reason": "error", "error": reason_of(outcome)}

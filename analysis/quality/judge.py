@@ -10,6 +10,7 @@ decodes greedily. An endpoint is asked at temperature 0, which promises nothing:
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from analysis.quality.base import Metric, Score, check_lengths
+from data_gen.completions import Endpoint, answers
 from toolkit.config import method
 from toolkit.config.commands import EndpointKeys
 from toolkit.config.notes import Above, AtLeast, File, Model
@@ -26,7 +28,6 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
 from toolkit.models.pair import ModelPair, fingerprint, load_tokenizer
 from toolkit.models.prompts import Message, Prompt
-from toolkit.runs.endpoint import GIVE_UP, Endpoint, Retryable, answers
 from toolkit.types import Generation
 from toolkit.types import Prompt as Content
 
@@ -132,8 +133,6 @@ class RemoteJudge(Endpoint):
 
     path, name = "/chat/completions", "the judge"
     url_key, variable_key = "judge.base_url", "judge.key_variable"
-    silence = f"answered none of {GIVE_UP} questions in a row"
-    hint = "expected base_url, model and key_variable of an endpoint"
 
     def __init__(self, base_url: str, keys: EndpointKeys):
         super().__init__(base_url, keys)
@@ -155,13 +154,13 @@ class RemoteJudge(Endpoint):
     def _reply(self, question: str) -> Reply:
         """The answer to one try. Raises NoAnswer."""
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        completion = self.post({**self.body, "messages": messages})
+        completion = self.send(self.url, {**self.body, "messages": messages})
         try:
             text = completion["choices"][0]["message"]["content"]
         except (LookupError, TypeError):
-            raise self.nonsense(completion) from None
+            text = None
         if not isinstance(text, str):
-            raise Retryable("the judge's answer holds no text")
+            raise self.nonsense(json.dumps(completion))
         return Reply(
             text, by=" ".join(str(completion[n]) for n in ("model", "system_fingerprint") if completion.get(n))
         )

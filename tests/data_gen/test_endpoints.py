@@ -6,17 +6,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 
 from data_gen import responses
-from data_gen.completions import CompletionRequest, Completions
+from data_gen.completions import CompletionRequest, Completions, NoAnswer
 from tests.data_gen.stub_target import FIELDS, Status, StubTarget, stub_target
 from toolkit.config import compose
+from toolkit.config.commands import EndpointKeys
 from toolkit.errors import InputError, StaleError
 from toolkit.models.remote import LOADER, served_pair
-from toolkit.runs.endpoint import NoAnswer
 from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling
 
@@ -307,11 +308,15 @@ def test_after_a_fault_it_is_asked_again(make, stub, kind):
     assert len(stub.requests) > COUNT
 
 
-def test_all_threads_wait_as_long_as_the_server_asks(make, stub):
-    faults = iter([status(429, Retry_After="0.3")])
+@pytest.mark.parametrize(
+    "header", [lambda: "0.3", lambda: formatdate(time.time() + 2, usegmt=True)], ids=["seconds", "date"]
+)
+def test_all_threads_wait_as_long_as_the_server_asks(make, stub, header):
+    """Dates are whole seconds, so two of them are at least one."""
+    faults = iter([lambda *_: status(429, Retry_After=header())(0, 0)])
     stub.change = lambda request, answer: next(faults, lambda *_: answer)(request, answer)
     make("served.concurrency=1", "served.attempts=4")
-    assert stub.moments[1] - stub.moments[0] >= 0.3
+    assert 0.3 <= stub.moments[1] - stub.moments[0] < 2.5
 
 
 def test_one_refused_row_fails_alone_in_the_servers_words(make, stub):
@@ -425,7 +430,7 @@ LIES = {
 def test_an_answer_to_something_else_is_not_believed(checkpoints, stub, kind):
     lie, reason = LIES[kind]
     pair = served_pair({"_target_": LOADER, "target": str(checkpoints[0])})
-    completions = Completions("vllm", "tiny", pair, Sampling(max_new_tokens=6), {})
+    completions = Completions(stub.address, EndpointKeys(model="tiny"), pair, Sampling(max_new_tokens=6))
     ids = stub.tokenizer("the cat 0").input_ids
     request = {"model": "tiny", "prompt": ids, "max_tokens": 6, "return_token_ids": True}
     question = CompletionRequest(0, ids, 6)
@@ -446,7 +451,7 @@ def test_a_row_that_is_lied_about_fails_alone_after_two_turns(make, stub):
 
 def test_an_endpoint_that_always_lies_is_left_out(make, stub):
     stub.change = LIES["another model"][0]
-    with pytest.raises(InputError, match="5 rows in a row got no answer, the last one: it answers as small"):
+    with pytest.raises(InputError, match="5 questions in a row got no answer, the last one: it answers as small"):
         make("served.concurrency=1")
     assert len(stub.requests) == 5
 

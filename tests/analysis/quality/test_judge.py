@@ -12,10 +12,10 @@ import transformers as hf
 from analysis import quality
 from analysis.quality.base import reasons, table
 from analysis.quality.judge import REFERENCE, SINGLE, Judge, Template, rating_of
+from data_gen import completions
 from tests.analysis.quality.stub_judge import drips, drops, says, sends, stalls, stub_judge
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
-from toolkit.runs import endpoint
 from toolkit.testing import tiny_tokenizer
 from toolkit.types import Generation
 
@@ -225,7 +225,7 @@ def test_a_server_that_stalls_is_left(stub, kind):
 
 
 def test_waits_double_and_the_server_may_ask_for_more_or_less(stub, monkeypatch):
-    monkeypatch.setattr(endpoint, "LONGEST_WAIT", 0.6)
+    monkeypatch.setattr(completions, "LONGEST_WAIT", 0.6)
     moments, doings = [], [drops, sends(429, b"", Retry_After="0.3"), drops, sends(503, b"", Retry_After="9999")]
     doings += [sends(503, b"", Retry_After="0"), says("[[6]]")]
     stub.answers = [lambda handler, do=do: (moments.append(time.monotonic()), do(handler)) for do in doings]
@@ -253,17 +253,17 @@ def test_one_refused_question_is_left_out(stub):
 
 
 def test_a_judge_that_answers_now_and_then_is_not_given_up(stub):
-    stub.answers = ([sends(500, b"")] * (endpoint.GIVE_UP - 1) + [says("[[6]]")]) * 3
-    scores = judged(asking(stub, retries=0), [f"{i}" for i in range(3 * endpoint.GIVE_UP)])
+    stub.answers = ([sends(500, b"")] * (completions.GIVE_UP - 1) + [says("[[6]]")]) * 3
+    scores = judged(asking(stub, retries=0), [f"{i}" for i in range(3 * completions.GIVE_UP)])
     assert [score.counts for score in scores].count((6, 1)) == 3
 
 
 @pytest.mark.parametrize("answer", [sends(400, b""), sends(500, b"")])
 def test_a_judge_that_never_answers_is_given_up(stub, answer, tmp_path):
     stub.answers = [answer]
-    with pytest.raises(InputError, match=f"answered none of {endpoint.GIVE_UP} questions in a row"):
+    with pytest.raises(InputError, match=f"{completions.GIVE_UP} questions in a row got no answer"):
         judged(asking(stub, retries=1), [f"{i}" for i in range(50)])
-    assert len(stub.requests) <= 2 * (endpoint.GIVE_UP + 1)
+    assert len(stub.requests) <= 2 * (completions.GIVE_UP + 1)
 
 
 def test_what_was_answered_before_a_failure_is_kept(stub, tmp_path):
