@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import checked
+from toolkit.costs.table import interpolate
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import write_text
 from toolkit.files.text import first_line, lines_of
@@ -42,18 +43,9 @@ class CostGrid:
 
     def __call__(self, batch: float, width: float = 1, context: float = 0) -> float:
         """Seconds of a forward pass of `batch` rows that reads `width` tokens in each, after `context` others."""
-        values = self.seconds
+        values: Any = self.seconds
         for points, at in ((self.batch, batch), (self.width, width), (self.context, context)):
-            if len(points) == 1:
-                values = values[0]
-                continue
-            right = min(max(int(np.searchsorted(points, at)), 1), len(points) - 1)
-            low, high = points[right - 1], points[right]
-            step = values[right] - values[right - 1]
-            beyond = max((at - high) / (high - low), 0.0)
-            values = (
-                values[right - 1] + min(max((at - low) / (high - low), 0.0), 1.0) * step + beyond * step.clip(min=0)
-            )
+            values = interpolate(points, values, at)
         return float(values)
 
     @property
