@@ -64,7 +64,7 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     counted = read_responses(plain(cfg.frequencies)) if any(cfg.vocabularies) else None
     read = [responses for responses in (*texts.values(), counted, dev) if responses is not None]
     inputs = [path for responses in read for path in responses.inputs]
-    stage = open_stage("drafts", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
+    stage = open_stage("heads", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
         alone: ModelPair = instantiate(cfg.pair, draft=None)
         for responses in (*texts.values(), *([counted] if counted else [])):

@@ -18,7 +18,7 @@ import torch
 from toolkit.costs.clock import Stopwatch
 from toolkit.costs.table import CostTable
 from toolkit.engine import Session
-from toolkit.engine.engine import Engine, engine_of
+from toolkit.engine.engine import engine_of
 from toolkit.models.pair import ModelPair
 
 WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens of a target's forward pass
@@ -40,8 +40,7 @@ def measure(
     """
     widths = [width for width in widths if width == 1 or width <= pair.max_length // 2]
     contexts = sorted({min(context, pair.max_length - widths[-1]) for context in contexts})
-    engine = engine_of(pair)
-    with engine.sessions(batch_size, contexts[-1] + widths[-1]) as sessions:
+    with engine_of(pair).sessions(batch_size, contexts[-1] + widths[-1]) as sessions:
         device = sessions.target.index.device
         tokens = torch.arange(widths[-1], device=device).expand(batch_size, -1) % pair.vocab_size
         forwards = [*((sessions.target, width) for width in widths), *((draft, 1) for draft in sessions.drafts)]
@@ -57,7 +56,7 @@ def measure(
         seconds = [[median(watch.seconds[warm_up:]) for watch in row] for row in watches]
     target = [row[: len(widths)] for row in seconds]
     drafts = [[row[number] for row in seconds] for number in range(len(widths), len(forwards))]
-    facts = machine_of(pair, engine)
+    facts = machine_of(pair)
     return [CostTable(batch_size, widths, contexts, target, draft, facts) for draft in drafts or [[]]]
 
 
@@ -69,7 +68,7 @@ def _hold(session: Session, length: int) -> None:
         session.index.place(rows, length - session.lengths[0], None, None)
 
 
-def machine_of(pair: ModelPair, engine: Engine) -> dict[str, Any]:
+def machine_of(pair: ModelPair) -> dict[str, Any]:
     """What the times of a pair hold for."""
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else processor()
     return {
@@ -77,7 +76,7 @@ def machine_of(pair: ModelPair, engine: Engine) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "torch": torch.__version__,
-        "packed": bool(getattr(engine, "packed", False)),
+        "packed": bool(getattr(engine_of(pair), "packed", False)),
     }
 
 
