@@ -17,7 +17,6 @@ def test_two_drafts_are_measured_side_by_side():
     first, second = costs_of(SimpleNamespace(costs=None, hardware=None, rounds=5), pairs, [2])
     assert first.source == "measured" and first.target.batch == (1.0, 2.0), "a batch of one is timed, too"
     assert first.target(2, 1) == second.target(2, 1) and first.draft(1) > 0 and first.draft(1) != second.draft(1)
-    assert first.draft(2, 17, 128) > first.draft(2, 1, 128), "reading many tokens costs a draft more, too"
     again, _ = costs_of(SimpleNamespace(costs=None, hardware=None, rounds=5), pairs, [2])
     assert again.target(1, 3) == first.target(1, 3), "times differ, but none were taken"
 
