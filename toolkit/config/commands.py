@@ -370,7 +370,7 @@ class UnderLoad(OnPrompts, Tracked):
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
     hardware: Annotated[Hardware | None, "model the costs instead, from a device's peak figures"] = None
     devices: Annotated[Count, "of hardware=...: how many the target is spread over"] = 1
-    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 10
+    rounds: Annotated[int, AtLeast(5), "timed forward passes per batch size, width and context; medians count"] = 5
     max_drafted: Annotated[
         Count | Literal["auto"],
         "most tokens of a round; auto: as many as the first texts say pay, at most 20, and deeper settings are left out",
@@ -447,7 +447,7 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     ] = None
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"] = 2
     batch_sizes: Annotated[list[Count], "also time forwards at these; writes costs.json; []: do not"] = []
-    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 24
+    rounds: Annotated[int, AtLeast(5), "timed forward passes per batch size, width and context; medians count"] = 5
     traces: Annotated[
         str | None,
         File(),
