@@ -88,7 +88,6 @@ def test_the_command_lines_of_extending_compose(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     write_examples(tmp_path)
-    config.sources.clear()
     lines = command_lines(DOCS / "extending.md")
     for words in lines:
         prepare(words[2].rpartition(".")[2], words[3:])

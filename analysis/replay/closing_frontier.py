@@ -19,7 +19,7 @@ from analysis.replay.head_folders import threshold_policy
 from analysis.tables.files import save_table
 from toolkit import metrics
 from toolkit.acceptance.folder import scorer_with
-from toolkit.config.notes import File
+from toolkit.config.notes import AtLeast, File
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights
@@ -43,7 +43,12 @@ class ReplayedFrontier(pl.Callback):
 
     CLOSING: ClassVar[tuple[str, ...]] = ("replay/throughput", "replay/threshold")
 
-    def __init__(self, traces: Annotated[str, File()], cost_ratio: float = 0.2, min_drafted: int = 1):
+    def __init__(
+        self,
+        traces: Annotated[str, File()],
+        cost_ratio: Annotated[float, AtLeast(0)] = 0.2,
+        min_drafted: Annotated[int, AtLeast(1), "shortest round"] = 1,
+    ):
         super().__init__()
         self.traces, self.cost_ratio, self.min_drafted = traces, cost_ratio, min_drafted
         self.results: dict[str, float] = {}

@@ -12,7 +12,6 @@ import torch
 from toolkit import ModelPair, config
 from toolkit.acceptance import MatchEstimator
 from toolkit.acceptance.estimators import ConfidenceEstimator as DraftConfidence
-from toolkit.config.methods import check_method
 from toolkit.decoding import BestSourceProposer, ChainProposer, DraftContext, Method, Sampling, SuffixProposer, decode
 from toolkit.engine import TabularModel
 from toolkit.engine.hf import HFSession
@@ -311,12 +310,6 @@ def test_parts_that_do_not_go_together_are_refused():
     ):
         with pytest.raises(InputError, match=words):
             Method("mixed", policy, rejection, proposer)
-        with pytest.raises(InputError, match=words):
-            check_method({
-                "name": "mixed", "rule": {"_target_": "toolkit.verification.rules.rejection.Rejection"},
-                "policy": {"_target_": f"toolkit.stopping.{type(policy).__name__}"},
-                "proposer": {"_target_": f"toolkit.decoding.{type(proposer).__name__}"},
-            })  # fmt: skip
     alone = ModelPair(target=tables().target, end_ids=(END,))
     with pytest.raises(InputError, match="needs a draft model, the pair has none"):
         decode(alone, [[0]], method_of(), Sampling())

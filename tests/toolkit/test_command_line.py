@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from analysis.tables.grid import Setting, expand
 from tests.toolkit.test_stage import NAMES
 from toolkit import ModelPair, config, generate, train
-from toolkit.config import CONF, choices, compose, plain, searching, sources, use_folders, user_folders
+from toolkit.config import CONF, choices, compose, plain, searching, use_folders, user_folders
 from toolkit.config.command_line import prepare, tidy_overrides
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import Beams, Method, Sampling
@@ -184,11 +184,8 @@ def test_a_package_of_the_users_that_hides_ours_is_named(tmp_path, monkeypatch):
     assert not (tmp_path / "outputs").exists()
     (tmp_path / "analysis.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    sources.clear()
     with pytest.raises(InputError, match=f"{tmp_path / 'analysis.py'} hides this toolkit's analysis: rename it"):
         run_stages({"swept": {"run": "analysis.sweep.run", "config": "sweep", "overrides": []}}, tmp_path / "outputs")
-    monkeypatch.undo()
-    sources.clear()
 
 
 @pytest.mark.parametrize("module", ["analysis.sweep", "data_gen.responses"])
@@ -283,6 +280,7 @@ def test_quoted_texts_stay_as_they_are():
     assert [cfg.pair.chat_template_options[f"n{number}"] for number in range(len(NAMES))] == NAMES
     odd = "".join(NAMES[:-1])
     assert config.method_config("specdec_pp", [], odd).policy.estimator.head == odd
+    assert config.method("specdec_pp", [], odd).policy.estimator.head == odd
 
 
 def planned(words, root, capsys):

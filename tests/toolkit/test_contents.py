@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 
 from analysis import quality
 from analysis.multi_draft.target_texts import MethodRule
-from toolkit.config import compose, plain, searching, sources
-from toolkit.config.check import keys_of_class
+from toolkit.config import compose, plain, searching
 from toolkit.config.identity import contents_of
 from toolkit.errors import StaleError
 from toolkit.files import digests, journal
@@ -199,8 +198,6 @@ def test_files_that_a_users_own_class_names_count_by_content(tmp_path, monkeypat
         "    def __init__(self, table: str, folder: Annotated[str, File()], label: str = ''):\n        pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    sources.clear()
-    keys_of_class.cache_clear()
     table, folder = tmp_path / "table.csv", tmp_path / "folder" / "deep"
     folder.mkdir(parents=True)
     node = {"_target_": "policy_of_mine.Mine", "table": str(table), "folder": str(folder.parent), "label": str(folder)}
@@ -233,8 +230,6 @@ def mine(tmp_path, monkeypatch):
         "defaults: [base/chain@_here_, _self_]\nname: mine\npolicy: {_target_: mine.Mine, notes: null}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    sources.clear()
-    keys_of_class.cache_clear()
     with searching(conf):
         yield package
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:

@@ -14,14 +14,14 @@ import torch
 from omegaconf import OmegaConf
 
 from toolkit import config, verification
-from toolkit.config import CONF, choices, compose, papers, plain, sources
-from toolkit.config.check import MISSING, check, keys_of_class, resolved, section_in
+from toolkit.config import CONF, choices, classes, compose, papers, plain
+from toolkit.config.check import MISSING, check, resolved, section_in
+from toolkit.config.classes import meanings_in
 from toolkit.config.command_line import check_choices, prepare
 from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
 from toolkit.config.help import WIDTH, help_text
 from toolkit.config.notes import Above, AtLeast, Between, Interval, Probability, notes
 from toolkit.config.others import OTHERS
-from toolkit.config.sources import meanings_in
 from toolkit.config.values import fits, is_known, is_node, say
 from toolkit.decoding import Method, TreeProposer
 from toolkit.errors import InputError
@@ -43,7 +43,7 @@ def undocumented(path: str, value: Any, annotation: Any) -> list[str]:
     """Paths below a value that the schema has no type or no meaning for."""
     section = section_in(annotation)
     if is_node(value):
-        known = keys_of_class(value["_target_"])
+        known = classes.keys_of(value["_target_"])
         assert known is not None, f"{path}: {value['_target_']}"
     elif section is not None and section is not Grid and isinstance(value, dict):
         known = keys_of(section)
@@ -82,7 +82,7 @@ def test_every_key_of_a_part_has_a_type_and_a_meaning(group):
         if is_node(node):
             assert undocumented(name, node, Any) == []
             if group in ("rule", "stopping", "proposer", "beams"):
-                assert set(keys_of_class(node["_target_"]).keys) - SET_BY_THE_METHOD <= set(node), name
+                assert set(classes.keys_of(node["_target_"]).keys) - SET_BY_THE_METHOD <= set(node), name
 
 
 def test_every_grid_is_one_of_methods_and_their_parameters():
@@ -107,7 +107,7 @@ def test_what_is_appended_to_a_training_is_known(group):
 
 def test_declared_keys_of_other_classes_exist_there():
     for target, declared in OTHERS.items():
-        known = sources.keys_of(target)
+        known = classes.keys_of(target)
         assert known is not None, target
         assert known.takes_any or set(declared) <= set(known.keys), target
 
@@ -140,7 +140,7 @@ BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", *SET_BY_THE_ME
 @pytest.mark.parametrize("name", choices("method"))
 def test_every_argument_of_a_method_is_known_and_can_be_set_without_a_plus(name):
     def lost(node):
-        keys = set(keys_of_class(node["_target_"]).keys) - set(node) - BY_HAND
+        keys = set(classes.keys_of(node["_target_"]).keys) - set(node) - BY_HAND
         return keys | {key for one in node.values() if is_node(one) for key in lost(one)}
 
     node = plain(config.method_config(name))
@@ -318,29 +318,31 @@ def test_types_are_said_as_people_read_them_and_ranges_hold_in_python_too():
         AdaEdl(rate_decay=1.5)
 
 
-def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatch):
-    """The nearest constructor names their keys."""
+def test_keys_of_classes_of_the_users_own_are_those_of_the_nearest_constructor(tmp_path, monkeypatch):
+    """What only a type checker imports counts as anything; a file that is no Python is named."""
     (tmp_path / "base_of_mine.py").write_text(
         "from dataclasses import dataclass\n\n@dataclass\nclass Base:\n    level: int = 1\n"
     )
     (tmp_path / "policies_of_mine.py").write_text(
-        "from dataclasses import dataclass\nfrom typing import Annotated\nimport not_installed\n"
-        "from base_of_mine import Base as Common\nfrom toolkit.config.notes import Above\n\n@dataclass\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from typing import TYPE_CHECKING, Annotated\nfrom base_of_mine import Base as Common\n"
+        "from toolkit.config.notes import Above\nif TYPE_CHECKING:\n    import not_installed\n\n@dataclass\n"
         'class Mine(Common):\n    """Stops.\n\n    patience  rounds without\n              luck\n    """\n\n'
         "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n\n"
         "class Constructed(Common):\n    def __init__(self, notes: int = 3):\n        pass\n\n"
-        "class Like(Constructed):\n    pass\n"
+        "class Like(Constructed):\n    pass\n\n"
+        "def policy(patience: Annotated[float, Above(0)] = 2.0):\n    from toolkit.stopping import Fixed\n"
+        "    return Fixed(3)\n"
     )
     (tmp_path / "broken.py").write_text("class Mine(:\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    sources.clear()
-    keys = keys_of_class("policies_of_mine.Mine").keys
+    keys = classes.keys_of("policies_of_mine.Mine").keys
     assert list(keys) == ["level", "patience", "other"]
     assert keys["patience"].meaning == "rounds without luck" and keys["patience"].default == 2.0
     assert say(keys["patience"].annotation) == "number > 0" and not is_known(keys["other"].annotation)
     for name in ("Constructed", "Like"):
-        assert list(keys_of_class(f"policies_of_mine.{name}").keys) == ["notes"]
-    words = ["method.policy._target_=policies_of_mine.Mine", "~method.policy.num_drafted", "method.max_drafted=3"]
+        assert list(classes.keys_of(f"policies_of_mine.{name}").keys) == ["notes"]
+    words = ["method.policy._target_=policies_of_mine.policy", "~method.policy.num_drafted", "method.max_drafted=3"]
     assert prepare("decode", [*words, "+method.policy.patience=1"])
     assert (
         refusal("decode", *words, "+method.policy.patience=0")
@@ -382,7 +384,7 @@ def test_help_follows_the_choices():
 def test_every_command_answers_before_it_imports_what_its_work_needs():
     imports = ("import ", "from ", "if ")
     for root in set(NAMES) - {"quickstart_sweep"}:
-        source = sources.module_file(COMMANDS[root].module).read_text()
+        source = classes.module_file(COMMANDS[root].module).read_text()
         first = next(line for line in source.split("\n") if line.startswith(imports) and "__future__" not in line)
         assert first.startswith('if __name__ == "__main__"') and f'check_command_line("{root}")' in source
 
@@ -394,21 +396,31 @@ def test_importing_the_toolkit_does_no_work_and_never_ends_the_process():
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "message"),
+    ("words", "message"),
     [
-        (["analysis.sweep", "--help"], 0, "analysis.sweep: score a grid of methods on one prompt set."),
-        (
-            ["data_gen.mix", "responses=x", "mixing_ratio=2"],
-            1,
-            "error: mixing_ratio: expected a number in (0, 1), got 2",
-        ),
+        (["data_gen.mix", "responses=x", "mixing_ratio=2"], "mixing_ratio: expected a number in (0, 1), got 2"),
+        (["toolkit.decode", "batch_siz=2"], "unknown key 'batch_siz': did you mean batch_size"),
+        (["toolkit.decode", "method=tail", "method.policy.treshold=.2"], "unknown key 'method.policy.treshold': did "),
+        (["toolkit.train", "trainr=gpu"], "unknown key 'trainr': did you mean trainer"),
+        (["analysis.sweep", "grid.tail.policy.treshold=[.2]"], "unknown parameter of tail 'policy.treshold': did you"),
+        (["toolkit.decode", "method=mtat"], "unknown method 'mtat': did you mean mtad"),
     ],
 )
-def test_nothing_heavy_is_imported_for_help_or_a_fault(words, status, message, tmp_path):
+def test_a_misspelt_key_and_a_commands_own_value_are_answered_before_anything_heavy_is_imported(words, message):
     command = [sys.executable, "-X", "importtime", "-m", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=CONF.parent, timeout=120)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")] + done.stdout.splitlines()
-    assert done.returncode == status
-    assert said[0] == message and (status == 0 or len(said) == 1)
+    lines = done.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    (said,) = [line for line in lines if not line.startswith("import time:")]
+    assert done.returncode == 1 and said.startswith(f"error: {message}")
     assert not imported & {"torch", "transformers", "pytorch_lightning", "pandas", "numpy", "scipy"}
+
+
+@pytest.mark.parametrize("group", [*PARTS, "data", "loss", "teacher", "model"])
+def test_no_key_that_a_yaml_lacks_looks_like_one_that_it_has(group):
+    """Else it would be refused as misspelt where it could be added."""
+    for name in choices(group):
+        node = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+        if is_node(node):
+            for key in set(classes.keys_of(node["_target_"]).keys) - set(node):
+                assert not classes.is_misspelt(key, node), f"{group}/{name}: {key}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from toolkit.config import files
+from toolkit.config.classes import instantiate
 from toolkit.config.files import (
     CONF,
     NOT_TEXT,
@@ -48,22 +49,6 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
     if checked:
         check(config, config_name, complete=False)
     return config
-
-
-def instantiate(config: Any, **extra: Any) -> Any:
-    """Build what a config describes; an InputError raised inside comes out as itself."""
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
-
-    try:
-        return instantiate(config, **extra)
-    except InstantiationException as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, InputError):
-                raise cause from None
-            cause = cause.__cause__
-        raise InputError(" ".join(str(error).split())) from error
 
 
 @checked

@@ -1,19 +1,19 @@
-"""Configs composed and judged: keys that are unknown or missing, types, ranges, names that do not exist. One line each."""
+"""Configs composed and checked: keys that are unknown or missing, types, ranges, names that do not exist. One line each.
+
+A command's own keys come first. Then the classes that the config names are imported, and their keys are looked at.
+"""
 
 from __future__ import annotations
 
 import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
 from typing import Any, NoReturn
 
-from toolkit.config import methods, sources
+from toolkit.config import classes, methods
 from toolkit.config.commands import ConfigSection, Grid, command_of, group_of, keys_of
-from toolkit.config.files import choices, plain
-from toolkit.config.notes import REQUIRED, Choice, Key, Keys, meaning_of, notes
-from toolkit.config.others import OTHERS
+from toolkit.config.files import choices, flatten, plain
+from toolkit.config.notes import REQUIRED, Choice, Keys, notes
 from toolkit.config.store import STRUCT, compose_unchecked
 from toolkit.config.values import (
     LISTS,
@@ -31,7 +31,6 @@ from toolkit.config.values import (
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.text import first_line
 
-MOVED = {"toolkit.padding": "toolkit.testing.padding"}  # modules that a yaml of an earlier revision may name
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 
@@ -49,11 +48,15 @@ def check(config: Any, config_name: str, *, complete: bool = True, values: bool 
     """
     content, section, walk = resolved(config, config_name), command_of(config_name), _Walk(complete, values)
     if section is None:
-        return walk.value("", content, Any)
-    walk.keys("", content, keys_of(section), getattr(section, "appended", ()), whole=True)
-    if values:
+        walk.value("", content, Any)
+    else:
+        walk.keys("", content, keys_of(section), getattr(section, "appended", ()), whole=True)
+    for path, node in walk.nodes:  # grows on the way
+        walk.node(path, node)
+    method = content.get("method")
+    if values and section is not None and is_node(method) and MISSING not in flatten(method).values():
+        classes.instantiate(method)  # what its parts ask of each other
         methods.check_head(content)
-    return None
 
 
 def resolved(config: Any, config_name: str) -> dict[str, Any]:
@@ -68,39 +71,6 @@ def resolved(config: Any, config_name: str) -> dict[str, Any]:
         raise InputError(f"{key}: {first_line(error)}") from error
 
 
-@cache
-def keys_of_class(target: str) -> Keys | None:
-    """The keys of what a `_target_` names; None if it does not exist. Imported only if no source file says it."""
-    from hydra._internal.utils import _locate
-
-    keys = sources.keys_of(target)
-    if keys is None:  # compiled, or made when its module is imported
-        try:
-            located = None if sources.says_all(target.rpartition(".")[0]) else _locate(target)
-        except (ImportError, ValueError):
-            located = None
-        return None if located is None else Keys(takes_any=True)
-    merged = dict(keys.keys)
-    for name, annotation in OTHERS.get(target, {}).items():
-        old = merged.get(name, Key(name, default=None))
-        merged[name] = replace(old, annotation=annotation, meaning=meaning_of(annotation) or old.meaning)
-    return Keys(merged, keys.takes_any)
-
-
-def keys_at(config: Mapping[str, Any], config_name: str, path: str) -> Iterable[str]:
-    """The names that may stand below a path ("" is the top) of a plain config, whether they do or not."""
-    section, below = command_of(config_name), config
-    declared = Keys() if section is None else keys_of(section)
-    names = {*declared.keys, *getattr(section, "appended", ())} or {*config}
-    for part in filter(None, path.split(".")):
-        annotation = declared.keys[part].annotation if part in declared.keys else Any
-        value = below.get(part)
-        below = value if isinstance(value, Mapping) else {}
-        declared = keys_below(value, annotation) or Keys()
-        names = {*below, *declared.keys}
-    return sorted(names - {*HYDRAS})
-
-
 def section_in(annotation: Any) -> type[ConfigSection] | None:
     """The declared section that an annotation asks for, if it does."""
     kinds = (kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, ConfigSection))
@@ -110,7 +80,7 @@ def section_in(annotation: Any) -> type[ConfigSection] | None:
 def keys_below(value: Any, annotation: Any = Any) -> Keys | None:
     """The declared keys of a mapping: of the class that it names, or of the section that its annotation asks for."""
     if is_node(value):
-        return keys_of_class(str(value["_target_"]))
+        return classes.keys_of(str(value["_target_"]))
     section = section_in(annotation)
     return None if section is None else keys_of(section)
 
@@ -120,6 +90,7 @@ class _Walk:
 
     def __init__(self, complete: bool, values: bool):
         self.complete, self.judged = complete, values
+        self.nodes: list[tuple[str, Mapping[str, Any]]] = []  # classes to be looked at
 
     def keys(
         self,
@@ -154,10 +125,11 @@ class _Walk:
         if value == MISSING:
             return _missing(path, annotation, meaning) if self.complete else None
         if is_node(value) and not all(map(is_known, options(annotation))):
-            return self.node(path, value)
+            self.nodes.append((path, value))
+            return None
         section = section_in(annotation)
         if isinstance(value, Mapping) and section is Grid:
-            return methods.check_grid(value, self.value, keys_of_class) if self.judged else None
+            return methods.check_grid(value, self.value) if self.judged else None
         if isinstance(value, Mapping) and section is not None:
             return self.keys(f"{path}.", value, keys_of(section), whole=whole)
         inner = next((kind for kind in options(annotation) if kind is Any or origin_of(kind) in MAPPINGS), None)
@@ -169,21 +141,11 @@ class _Walk:
 
     def node(self, path: str, node: Mapping[str, Any]) -> None:
         target = str(node["_target_"])
-        declared = keys_of_class(target)
+        declared = classes.keys_of(target)
         if declared is None:
-            module, _, name = target.rpartition(".")
-            if sources.module_file(module) is not None:
-                raise unknown_name(f"{path}._target_", name, sources.names_in(module), f"in {module}")
-            if module in MOVED:
-                raise InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
-            reason = sources.hidden(module) or (f"no module {module}" if module else "it names no module")
-            raise InputError(
-                f"{path}._target_: expected a class or function that can be imported, got {target}: {reason}"
-            )
+            raise classes.no_such(f"{path}._target_", target)
         values = {name: value for name, value in node.items() if name not in HYDRAS}
         self.keys(f"{path}.", values, declared, partial=bool(node.get("_partial_") or "_args_" in node))
-        if self.judged and target == methods.METHOD:
-            methods.check_method(node)
 
     def _judge(self, path: str, value: Any, annotation: Any, section: type[ConfigSection] | None) -> None:
         if section is not None or _needs_choice(annotation):
@@ -270,9 +232,26 @@ def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputE
     except (InputError, ValueError):
         before = {}
     parent, _, name = key.rpartition(".")
-    names = list(keys_at(before, config_name, parent))
+    names = _names_below(before, config_name, parent, name)
     if any(word.startswith(f"{key}={{") for word in overrides) and choices(key):
         return InputError(f"{key} is chosen by name: for a mapping of your own expected ~{key} '+{key}={{...}}'")
     if name in names or (not parent and choices(key)):
         return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
     return unknown_name("key", key, [f"{parent}.{other}".lstrip(".") for other in names])
+
+
+def _names_below(config: Mapping[str, Any], config_name: str, path: str, name: str) -> list[str]:
+    """The names that may stand below a path ("" is the top) of a plain config, whether they do or not.
+
+    Of a class it takes its import to know all; where `name` is a misspelt key of the yaml, the keys of the yaml will do.
+    """
+    section, below = command_of(config_name), config
+    declared, appended = Keys() if section is None else keys_of(section), getattr(section, "appended", ())
+    for part in filter(None, path.split(".")):
+        section = section_in(declared.keys[part].annotation) if part in declared.keys else None
+        declared, appended = Keys() if section is None else keys_of(section), ()
+        value = below.get(part)
+        below = value if isinstance(value, Mapping) else {}
+    if is_node(below) and not classes.is_misspelt(name, below):
+        declared = classes.keys_of(str(below["_target_"])) or Keys()
+    return sorted({*below, *declared.keys, *appended} - {*HYDRAS})

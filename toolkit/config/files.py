@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -91,6 +91,15 @@ def unresolved(config: Any) -> Any:
 def escaped(text: str) -> str:
     """A text as a config's value: "${" in it is no interpolation."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def with_texts(change: Callable[[str], str], value: Any) -> Any:
+    """A container with its texts changed."""
+    if isinstance(value, dict):
+        return {key: with_texts(change, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [with_texts(change, part) for part in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def quoted(text: str) -> str:

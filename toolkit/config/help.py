@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from toolkit.config import files as configs
-from toolkit.config import sources
 from toolkit.config.check import HYDRAS, composed, keys_below, resolved, section_in
+from toolkit.config.classes import module_file
 from toolkit.config.commands import Command, Grid, command_of, group_of, keys_of
 from toolkit.config.notes import REQUIRED, Key, Keys
 from toolkit.config.others import OTHERS
@@ -32,7 +32,7 @@ def help_text(config_name: str, overrides: Iterable[str] = ()) -> str:
     config = resolved(composed(config_name, list(overrides)), config_name)
     if section is None or not issubclass(section, Command):
         return "\n".join(_entries("", config, Keys({name: Key(name) for name in config})))
-    file = sources.module_file(section.module)
+    file = module_file(section.module)
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
     first, _, rest = (docstring or "").partition("\n\n")  # the first paragraph begins with the command line
     what = first.partition(": ")[2] or first

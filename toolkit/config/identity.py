@@ -22,8 +22,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import methods, sources
-from toolkit.config.check import keys_below, keys_of_class, section_in
+from toolkit.config import classes, methods
+from toolkit.config.check import keys_below, section_in
 from toolkit.config.commands import Grid, command_of, keys_of
 from toolkit.config.files import choices, flatten
 from toolkit.config.notes import CONTENTS, File, Head, HubData, Model, notes
@@ -72,7 +72,7 @@ class Contents:
             if declared is not None:
                 keys = {name: key.annotation for name, key in declared.keys.items()}
             inner = {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
-            if is_node(value) and (files := sources.users_files(str(value["_target_"]))):
+            if is_node(value) and (files := classes.users_files(str(value["_target_"]))):
                 self.paths[f"{path}._target_"] = value["_target_"]
                 inner["_target_"] = f"sha256:{content_hash([value['_target_'], digests.digests(files)], 32)}"
             return inner
@@ -92,7 +92,7 @@ class Contents:
     def _settings(self, path: str, method: str, settings: Any) -> Any:
         """What a grid says of a method: keys, nested or dotted, with lists of values."""
         names: Any = flatten(settings) if isinstance(settings, Mapping) and method in choices("method") else ()
-        annotations = methods.parameters(method, names, keys_of_class)
+        annotations = methods.parameters(method, names)
 
         def contents(value: Any, name: str) -> Any:
             if isinstance(value, Mapping):

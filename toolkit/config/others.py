@@ -1,11 +1,11 @@
-"""Keys of classes that are not ours, and of ours where types alone say too little: merged into what `sources` reads."""
+"""Keys of classes that are not ours, and of functions that load models: merged into what `toolkit.config.classes` reads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from toolkit.config.notes import Above, AtLeast, Between, Like, Model, Probability
+from toolkit.config.notes import Above, AtLeast, Like, Model
 
 Switch = Literal["auto", "off"] | bool
 DEVICE = Like(r"(cpu|cuda|mps|xpu|hpu|npu|meta)(:\d{1,4})?", "a device like cpu, cuda or cuda:1")
@@ -61,39 +61,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "toolkit.models.pair.load_draft": {
         **LOADING,
         "source": Annotated[str | None, Model(), "the draft: a folder, a hub name, or toy/draft"],
-    },
-    "toolkit.decoding.Method": {
-        "name": Annotated[str, "how tables and messages call the method"],
-        "min_drafted": Annotated[int, AtLeast(0), "fewest tokens of a round, whatever the policy says"],
-        "max_drafted": Annotated[int, Between(0, 4096), "most tokens of a round"],
-        "draft_temperature": Annotated[float, AtLeast(0), "of the draft alone"] | None,
-    },
-    "toolkit.decoding.Beams": {
-        "num_beams": Annotated[int, Between(1, 4096)],
-        "selection": Literal["sample", "top"],
-        "threshold": Annotated[float, Probability] | None,
-        "min_width": Annotated[int, AtLeast(1)],
-        "collapse_after": Annotated[int, AtLeast(1)] | None,
-        "collapse_to": Literal["distribution", "draw", "best"],
-    },
-    "toolkit.decoding.TreeProposer": {
-        "k_config": Annotated[str | int | Sequence[int], "children per level: 4x2x1 or [4,2,1]"],
-        "scheme": Literal["iid", "independent", "without_replacement", "greedy", "top_k"],
-        "temperatures": Sequence[Annotated[float, AtLeast(0)]],
-    },
-    "toolkit.decoding.ForestProposer": {
-        "num_beams": Annotated[int, Between(1, 4096)],
-        "num_layers": Annotated[int, Between(0, 4096)],
-        "min_beams": Annotated[int, AtLeast(1)] | None,
-        "scheme": Literal["iid", "without_replacement"],
-    },
-    "toolkit.decoding.BeamChainProposer": {
-        "num_beams": Annotated[int, Between(1, 4096), "beams of the draft"],
-        "num_tokens": Annotated[int, Between(1, 4096), "most tokens of a round"],
-    },
-    "analysis.replay.closing_frontier.ReplayedFrontier": {
-        "cost_ratio": Annotated[float, AtLeast(0)],
-        "min_drafted": Annotated[int, AtLeast(1), "shortest round"],
     },
     "torch.optim.Adam": OPTIMIZER,
     "torch.optim.AdamW": OPTIMIZER,

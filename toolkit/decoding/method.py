@@ -22,6 +22,7 @@ from toolkit.verification.rules.mcsd_naive import NaiveMCSD
 class Method:
     """What the loop needs to decode with.
 
+    name               how tables and messages call the method
     policy             when to stop drafting
     rule               which drafted tokens are kept
     proposer           how drafts are drawn: a chain by default

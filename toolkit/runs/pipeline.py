@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import config as configs
-from toolkit.config import sources
+from toolkit.config.classes import hidden
+from toolkit.config.files import with_texts
 from toolkit.errors import InputError
 
 NAME = re.compile(r"\{([^{}$]*)\}")
@@ -104,25 +105,16 @@ def compose_for(
     if root_dir is not None:
         words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
     config = configs.compose(config_name, words, checked=False)
-    content = _texts(marks.filled, OmegaConf.to_container(config, resolve=False))
+    content = with_texts(marks.filled, OmegaConf.to_container(config, resolve=False))
     filled = OmegaConf.create(content, flags={"struct": True})
     root = within._get_root() if OmegaConf.is_config(within) else {}
     for key in inherit:
         if root.get(key) is None or key not in filled:
             raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
-        inherited = _texts(configs.escaped, OmegaConf.to_container(root[key], resolve=True))
+        inherited = with_texts(configs.escaped, OmegaConf.to_container(root[key], resolve=True))
         filled[key] = OmegaConf.create(inherited)  # "${" in a resolved text is not an interpolation
     check(filled, config_name, complete=False)
     return filled
-
-
-def _texts(change: Callable[[str], str], value: Any) -> Any:
-    """A container with its texts changed."""
-    if isinstance(value, dict):
-        return {key: _texts(change, part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_texts(change, part) for part in value]
-    return change(value) if isinstance(value, str) else value
 
 
 class _Marks:
@@ -179,7 +171,7 @@ def expand_stages(stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """
     expanded: dict[str, dict[str, Any]] = {}
     for pattern, stage in configs.unresolved(stages).items():
-        if reason := sources.hidden(str(stage.get("run"))):
+        if reason := hidden(str(stage.get("run"))):
             raise InputError(reason)
         axes = stage.pop("for_each", None) or {}
         for names in product(*axes.values()):

@@ -66,8 +66,8 @@ class BeamChainProposer(TextProposer):
     depth), and no discarded tokens. Not for lossless rules: the chosen path is no draw from q.
     """
 
-    num_beams: Annotated[int, Between(1, 4096)] = 8
-    num_tokens: Annotated[int, Between(1, 4096)] = 4
+    num_beams: Annotated[int, Between(1, 4096), "beams of the draft"] = 8
+    num_tokens: Annotated[int, Between(1, 4096), "most tokens of a round"] = 4
     scheme = "beams"
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from toolkit.config.notes import Between
-from toolkit.config.values import check_ranges, shown
+from toolkit.config.values import check_ranges
 from toolkit.decoding.proposers.base import Numbers, Proposer, frozen
 from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import Session
@@ -31,8 +31,6 @@ from toolkit.sampling import Sampling, warp
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep
 from toolkit.verification.schemes import candidates
-
-SCHEMES = ("iid", "without_replacement")
 
 
 @dataclass
@@ -162,13 +160,11 @@ class ForestProposer(Proposer):
     num_beams: Annotated[int, Between(1, 4096)] = 6
     num_layers: Annotated[int, Between(0, 4096)] = 3
     min_beams: Annotated[int, Between(1, 4096)] | None = None
-    scheme: str = "iid"
+    scheme: Literal["iid", "without_replacement"] = "iid"
     weights: Literal["target", "draft"] = "target"
 
     def __post_init__(self) -> None:
         check_ranges(self, "proposer.")
-        if self.scheme not in SCHEMES:
-            raise InputError(f"proposer.scheme: expected one of {', '.join(SCHEMES)}, got {shown(self.scheme)}")
         if self.min_beams is not None and not 1 <= self.min_beams <= self.num_beams:
             raise InputError(
                 f"proposer.min_beams: expected 1 to {self.num_beams} (num_beams) or null, got {self.min_beams}"

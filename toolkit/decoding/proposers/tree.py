@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from toolkit.errors import InputError
 from toolkit.sampling import Sampling, penalized, warp
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Proposal, Verdict
-from toolkit.verification.schemes import SCHEMES, candidates, likeliest
+from toolkit.verification.schemes import candidates, likeliest
 
 MOST = 2**16  # nodes of a tree
 
@@ -75,7 +75,7 @@ class TreeProposer(TextProposer):
     """
 
     k_config: str | int | Sequence[int] = "4x2x1"
-    scheme: str = "iid"
+    scheme: Literal["iid", "independent", "without_replacement", "greedy", "top_k"] = "iid"
     temperatures: Sequence[Annotated[float, AtLeast(0)]] = ()
     supports_history: ClassVar[bool] = False
     uses_all_drafts: ClassVar[bool] = True
@@ -83,8 +83,6 @@ class TreeProposer(TextProposer):
     def __post_init__(self) -> None:
         check_ranges(self, "proposer.")
         self.widths = parse_k_config(self.k_config)
-        if self.scheme not in SCHEMES:
-            raise InputError(f"scheme: expected one of {', '.join(SCHEMES)}, got {shown(self.scheme)}")
         self.temperatures = tuple(self.temperatures)  # an array has no truth value of its own
         if self.temperatures and self.scheme != "independent":
             raise InputError(f"several temperatures need scheme=independent, got {self.scheme}")
