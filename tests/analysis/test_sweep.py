@@ -14,6 +14,7 @@ from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS, FACTS, SETTING, labels
 from tests.analysis.table_sweeps import IdPrompts, sweep_config
 from tests.offline_runs import inventory
+from tests.toolkit.trace.plain import small_trace
 from toolkit.errors import InputError
 from toolkit.runs.stage import read_manifest
 

@@ -109,8 +109,10 @@ def test_a_policy_that_decodes_is_replayed_as_it_is(pair, sequences, heads, tmp_
     trace = Store(tmp_path).trace(pair, GREEDY, sequences, MOST, heads)
     assert len(Text(trace, COUNT - 1).rounds(lambda text, start: (0, 0))) > 0
     drafted = set()
-    for words, head in (([], heads[0]), (["policy.threshold=0.5"], heads[1])):
-        method = config.method("specdec_pp", [f"max_drafted={MOST}", "min_drafted=1", *words], head)
+    for threshold, head in ((0.2, heads[0]), (0.8, heads[1])):
+        method = config.method(
+            "specdec_pp", [f"max_drafted={MOST}", "min_drafted=1", f"policy.threshold={threshold}"], head
+        )
         live = decode(pair, [prompt for prompt, _ in sequences], method, GREEDY)
         counts = replay(trace, method.bind(pair).policy).total
         assert counts == sum((generation.counts for generation in live), Counts())
