@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -56,6 +57,7 @@ from toolkit.files.text import first_line
 from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
 from toolkit.runs.stage import MANIFEST, asked, check_some_done, command, finished_stage, open_stage, read_manifest
 from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
+from toolkit.trace.store import without_states
 
 GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden", "replayed")
 IGNORED = (*GRID, *RANKS)
@@ -297,7 +299,8 @@ def _publish(folder: Path, work: Work, bench: Workbench, cfg: commands.Sweep) ->
         work.check_failures()
         if plain(cfg).get("artifacts"):  # last: a sweep that fails publishes none
             for path in sorted((folder / "settings").glob("traces-*.safetensors")):
-                log_folder(wandb, path.stem, "traces", path)
+                with TemporaryDirectory() as copy:
+                    log_folder(wandb, path.stem, "traces", without_states(path, copy))
 
 
 def draw(folder: Path, title: str) -> list[Path]:

@@ -4,7 +4,7 @@ Along held-out responses of the target, for every draft and domain:
 
     alpha       sum_x min(p, q), the probability that a drafted token is accepted: by enumeration, mean over all tokens
     accepted    mean accepted length: accepted tokens per round of `depth` drafted ones, replayed
-    throughput  tokens per target-forward time of the best fixed K, replayed (`analysis.replay`); K is chosen for every draft
+    throughput  tokens per target-forward time of the best fixed K, replayed (`toolkit.trace`); K is chosen for every draft
                 on the responses of dev=FOLDER; without them on these very texts, for every domain by itself
 
 with intervals over prompts, and the differences from the first draft, paired by prompt. Writes drafts.{parquet,csv,md}.

@@ -165,7 +165,7 @@ def test_thresholds_from_other_traces(tiny_overrides, elsewhere, recorded, folde
 
 
 def test_bad_input_is_one_line(tiny_overrides, recorded, folders, tmp_path):
-    """What is wrong with heads and traces: tests/analysis/replay/test_recorded_heads.py."""
+    """What is wrong with heads and traces: tests/analysis/replay/test_head_folders.py."""
     assert side_by_side(tmp_path) == [tmp_path], "a folder of heads needs no manifest"
     states, linear = recorded["states"], [folders["linear"]]
     for given, more, message in (

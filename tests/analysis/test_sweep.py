@@ -14,8 +14,8 @@ from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS, FACTS, SETTING, labels
 from tests.analysis.table_sweeps import IdPrompts, sweep_config
 from tests.offline_runs import inventory
+from tests.toolkit.trace.plain import small_trace
 from toolkit.errors import InputError
-from toolkit.files.tensors import save_tensors
 from toolkit.runs.stage import read_manifest
 
 SMALL = {"autoregressive": {}, "speculative": {"policy.num_drafted": [2]}}
@@ -130,7 +130,7 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatc
     assert "tail failed: RuntimeError: out of memory" in capsys.readouterr().err
     (folder,) = tmp_path.iterdir()
     assert set(read_table(folder, "rows").method) == {"autoregressive", "speculative"}
-    save_tensors(folder / "settings" / "trace-0.safetensors", {"kept": torch.zeros(1)})
+    small_trace(count=2, hidden=True).save(folder / "settings" / "traces-0.safetensors")
     with pytest.raises(InputError, match="1 of 3 settings failed"):
         sweep.run(wanted)
     found = inventory(folder)
@@ -139,7 +139,7 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatc
     sweep.run(wanted)
     assert sorted(decoded) == ["autoregressive", "speculative", "tail", "tail", "tail"]
     found = inventory(folder)
-    assert found["exit"] == 0 and found["artifacts"] == ["trace-0"] and found["job_type"] == "sweep"
+    assert found["exit"] == 0 and found["artifacts"] == ["traces-0"] and found["job_type"] == "sweep"
     assert set(found["charts"]) == {"sweep/settings", "sweep/curves"}
     summary = read_table(folder, "summary")
     assert found["scalars"]["throughput"] == pytest.approx(summary[summary.method != "autoregressive"].throughput.max())

@@ -55,7 +55,7 @@ def test_only_what_cannot_be_replayed_is_decoded_and_the_trace_is_kept(tmp_path,
         decoded.append(method.name), decode(pair, prompts, method, *a, **k))[1])  # fmt: skip
     folder = sweep.run(sweep_config(tmp_path, grid=GRID, source="traces"))
     assert decoded == ["autoregressive", "block"]
-    (trace,) = (folder / "settings").glob("trace-*.safetensors")
+    (trace,) = (folder / "settings").glob("traces-*.safetensors")
     made = trace.stat().st_mtime_ns
     more = {**GRID, "speculative": {"policy.num_drafted": [1, 2, 3]}}
     sweep.run(sweep_config(tmp_path, grid=more, source="traces"))
@@ -70,7 +70,7 @@ def test_prompt_lookup_is_replayed_from_the_texts_beside_the_others(tmp_path):
     tables = {}
     for source in ("traces", "live"):
         folder = sweep.run(sweep_config(tmp_path / source, grid=grid, source=source, pair=alone, limit=100))
-        assert not list((folder / "settings").glob("trace-*"))
+        assert not list((folder / "settings").glob("traces-*"))
         tables[source] = read_table(folder, "summary").set_index(["method", "setting"])
     for setting in ("K=2", "K=5"):
         replayed, live = (tables[source].loc["prompt_lookup", setting] for source in ("traces", "live"))

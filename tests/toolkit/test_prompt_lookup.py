@@ -17,7 +17,8 @@ from toolkit.engine import TabularModel
 from toolkit.errors import InputError
 from toolkit.stopping import Confidence, Fixed, Heuristic, LookupRate
 from toolkit.testing import llama_pair
-from toolkit.trace.copies import replay_prompt_lookup
+from toolkit.trace.copies import Copies
+from toolkit.trace.replay import replay
 from toolkit.verification import get
 
 END = 2
@@ -202,7 +203,8 @@ def test_replay_from_the_text_alone_counts_what_decoding_counted(proposer, polic
     method = Method("lookup", policy, get("rejection"), proposer, min_drafted=0, max_drafted=5).bind(pair)
     sampling = Sampling(max_new_tokens=24, temperature=temperature, seed=3)
     live = decode(pair, prompts, method, sampling, batch_size=3)
-    replayed = replay_prompt_lookup(method, [(g.prompt_ids, g.token_ids) for g in live], 24, (END,))
+    texts = [(g.prompt_ids, g.token_ids) for g in live]
+    replayed = replay(Copies(method.proposer, texts, method.limit, 24, (END,)), method.policy)
     for row, generation in enumerate(live):
         assert {name: int(values[row]) for name, values in replayed.counts.items()} == vars(generation.counts)
         lengths = [r.num_accepted for r in generation.rounds]

@@ -222,6 +222,11 @@ def read_file(path: Path, job: str) -> Trace:
     return trace
 
 
+def without_states(path: Path, folder: Path | str) -> Path:
+    """A copy of a file in another folder that lacks the draft's states, which are most of it."""
+    return replace(Trace.load(path), hidden=None).save(Path(folder) / path.name)
+
+
 def check_final_states(summary: Mapping[str, Any], where: Path | str) -> None:
     """Raises InputError for traces of an earlier revision whose states hold earlier layers of the draft, too."""
     if layers := summary.get("draft_layers"):
