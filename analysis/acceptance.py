@@ -12,10 +12,10 @@ draft_probs=[[...],...] no model is used: the rules are enumerated (`analysis.mu
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("acceptance")
+    main("acceptance")
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ from analysis.tables.rows import check_comparable, labels, load_rows
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
-from toolkit.runs.stage import asked, command, finished_stage, open_stage
+from toolkit.runs.stage import asked, finished_stage, open_stage
 from toolkit.runs.tracking import log_image, log_lines, log_table, wandb_run
 from toolkit.verification.optimal import optimal_acceptance, optimal_acceptances
 
@@ -142,7 +142,3 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
     print("\nadvice:")
     for sentence in sentences:
         print(f"  {sentence}")
-
-
-if __name__ == "__main__":
-    command("acceptance", run)

@@ -15,10 +15,10 @@ With responses=FILE.jsonl a serving engine's own counts are read: see `analysis.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("advise")
+    main("advise")
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ from toolkit.files.atomic import content_hash, write_text
 from toolkit.files.text import visible
 from toolkit.models.pair import ModelPair, draft_command
 from toolkit.models.prompts import Prompt
-from toolkit.runs.stage import command, open_stage, prompt_files
+from toolkit.runs.stage import open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 from toolkit.sampling import Sampling
 
@@ -225,7 +225,3 @@ def _publish(
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)
         log_image(wandb, "advise/speedup", figure)
-
-
-if __name__ == "__main__":
-    command("advise", run)

@@ -13,10 +13,10 @@ drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONS
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("heads")
+    main("heads")
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
-from toolkit.runs.stage import command, open_stage
+from toolkit.runs.stage import open_stage
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
@@ -215,7 +215,3 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
     chosen = np.zeros(trace.num_texts, dtype=bool)
     chosen[np.random.default_rng(seed).permutation(trace.num_texts)[:size]] = True
     return Texts(trace, chosen), Texts(trace, ~chosen)
-
-
-if __name__ == "__main__":
-    command("heads", run)

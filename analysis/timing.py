@@ -15,10 +15,10 @@ the rate rule is solved instead (`analysis.replay.price`).
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("timing")
+    main("timing")
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from toolkit.decoding import decode
 from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
-from toolkit.runs.stage import Stage, command, finished_stage, open_stage
+from toolkit.runs.stage import Stage, finished_stage, open_stage
 from toolkit.runs.tracking import log_image, log_summary, log_table, parameter_counts, wandb_run
 from toolkit.types import Generation
 
@@ -185,7 +185,3 @@ def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataF
         ratio = {"r2": model.target.r2, "c": model.ratio(width, CONTEXT)}
         lines.append({"decoding": f"per round, {width} drafted", **seconds, **ratio})
     return pd.DataFrame(lines)
-
-
-if __name__ == "__main__":
-    command("timing", run)
