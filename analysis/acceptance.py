@@ -6,17 +6,16 @@ With target_probs=[...] draft_probs=[[...],...] no model is used: the rules are 
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("acceptance")
+    main("acceptance")
 
 from pathlib import Path
 
 from analysis.multi_draft.along_texts import measure_acceptance
 from analysis.multi_draft.exact import enumerate_rules
 from toolkit.config import commands
-from toolkit.runs.stage import command
 from toolkit.verification.optimal import optimal_acceptance, optimal_acceptances
 
 __all__ = ["optimal_acceptance", "optimal_acceptances", "run"]
@@ -27,7 +26,3 @@ def run(cfg: commands.Acceptance) -> Path:
     if cfg.target_probs is not None or cfg.draft_probs is not None:
         return enumerate_rules(cfg)
     return measure_acceptance(cfg)
-
-
-if __name__ == "__main__":
-    command("acceptance", run)

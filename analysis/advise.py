@@ -6,15 +6,14 @@ responses=FILE.jsonl  from a serving engine's own counts; no model is loaded (`a
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("advise")
+    main("advise")
 
 from pathlib import Path
 
 from toolkit.config import commands
-from toolkit.runs.stage import command
 
 
 def run(cfg: commands.Advise) -> Path:
@@ -25,7 +24,3 @@ def run(cfg: commands.Advise) -> Path:
     from analysis.loads.advice import advise_by_replay
 
     return advise_by_replay(cfg)
-
-
-if __name__ == "__main__":
-    command("advise", run)

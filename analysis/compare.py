@@ -12,10 +12,10 @@ scored afterwards. A group is written whole when all settings have decoded it: r
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("compare")
+    main("compare")
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +37,7 @@ from toolkit.costs.energy import EnergyMeter
 from toolkit.decoding import Decoded, Sampling, decode_measured
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
-from toolkit.runs.stage import asked, check_some_done, command, finished_stage, open_stage, prompt_files
+from toolkit.runs.stage import asked, check_some_done, finished_stage, open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_summary, log_table, wandb_run
 
 IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
@@ -185,7 +185,3 @@ def _energy_note(parts: list[dict[str, Any]]) -> str:
     idle_power = f" Idle power {', '.join(idle)}, not subtracted." if idle else " Idle power was not measured."
     measured = not all(source.startswith("not available") for source in sources)
     return f"Energy: {'; '.join(sources)}." + (idle_power if measured else "")
-
-
-if __name__ == "__main__":
-    command("compare", run)

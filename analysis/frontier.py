@@ -14,10 +14,10 @@ and the upper bound, with paired intervals over prompts. Files:
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("frontier")
+    main("frontier")
 
 import json
 import re
@@ -49,7 +49,7 @@ from analysis.tables.standing import (
 from toolkit.config import commands, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
-from toolkit.runs.stage import MANIFEST, command, config_as_written, open_stage, read_manifest
+from toolkit.runs.stage import MANIFEST, config_as_written, open_stage, read_manifest
 from toolkit.runs.tracking import log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 TABLES = ("frontier", "settings", "costs")
@@ -274,7 +274,3 @@ def _log(folder: Path, figures: dict[str, list[Path]], cfg: commands.Frontier) -
         for dataset, curves in tables["costs"].groupby("dataset", sort=False):
             title = f"{dataset}: tokens per target-forward time over the cost ratio"
             log_lines(wandb, f"frontier/curves-{dataset}", curves, "cost_ratio", "throughput", "method", title)
-
-
-if __name__ == "__main__":
-    command("frontier", run)

@@ -6,10 +6,10 @@ a file of `analysis.replay`: head_table, drafts, copies.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("heads")
+    main("heads")
 
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from analysis.replay.copies import fit_copies
 from analysis.replay.drafts import compare_drafts
 from analysis.replay.head_table import compare_heads
 from toolkit.config import commands
-from toolkit.runs.stage import command
 
 
 def run(cfg: commands.Heads) -> Path:
@@ -27,7 +26,3 @@ def run(cfg: commands.Heads) -> Path:
     if cfg.copies is not None:
         return fit_copies(cfg)
     return compare_heads(cfg)
-
-
-if __name__ == "__main__":
-    command("heads", run)

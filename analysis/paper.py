@@ -10,10 +10,10 @@ and ends with this command. Numbers are looked up in the runs' own tables; only 
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("paper")
+    main("paper")
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from analysis.tables.files import save_table, show
 from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
-from toolkit.runs.stage import MANIFEST, command, open_stage
+from toolkit.runs.stage import MANIFEST, open_stage
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 
 PAGE, FIGURE = "page.md", "figure.png"
@@ -61,7 +61,3 @@ def run(cfg: commands.Paper) -> Path:
         show(page.side_by_side(table, cells), heading, stage.folder / PAGE)
     print(f"page: {stage.folder / PAGE}")
     return stage.folder
-
-
-if __name__ == "__main__":
-    command("paper", run)

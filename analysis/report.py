@@ -10,10 +10,10 @@ are kept apart. What a folder lacks is shown as missing.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("report")
+    main("report")
 
 import shlex
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from analysis.reporting.tokens import KINDS, LEVELS, token_views
 from analysis.tables.files import DEFINITIONS
 from toolkit.config import commands, flatten, plain
 from toolkit.files.atomic import write_json, write_text
-from toolkit.runs.stage import MANIFEST, command, open_stage, provenance
+from toolkit.runs.stage import MANIFEST, open_stage, provenance
 
 TABLES_READ = ("settings", "costs", "summary", "positions")
 EXTRA_FILES = ("tokens.json", "generations.jsonl", *(f"{name}.parquet" for name in TABLES_READ))
@@ -93,7 +93,3 @@ def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: 
 def _files(folder: Path) -> list[Path]:
     more = [folder / name for name in EXTRA_FILES if (folder / name).exists()]
     return [folder / MANIFEST, *table_files(folder), *figure_files(folder), *more]
-
-
-if __name__ == "__main__":
-    command("report", run)

@@ -10,10 +10,10 @@ its answer, or a rate of requests at random times. Files:
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("serving")
+    main("serving")
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from analysis.tables.grid import PLAIN, expand
 from analysis.tables.workbench import Workbench
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
-from toolkit.runs.stage import command, open_stage, prompt_files
+from toolkit.runs.stage import open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 
 SIMULATED = ("grid", "slots", "users", "rates", "requests", "shapes", "costs", "hardware", "devices", "rounds", "drops")
@@ -103,7 +103,3 @@ def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd
         [slower, below_fixed & (table.method != PLAIN)], ["slower than plain", "slower than fixed K"], ""
     )
     return table
-
-
-if __name__ == "__main__":
-    command("serving", run)

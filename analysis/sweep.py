@@ -9,10 +9,10 @@ source=live replayed=[SWEEP,...] compares decoded with replayed settings: agreem
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("sweep")
+    main("sweep")
 
 import sys
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import write_json
 from toolkit.files.text import first_line
 from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
-from toolkit.runs.stage import MANIFEST, asked, check_some_done, command, finished_stage, open_stage, read_manifest
+from toolkit.runs.stage import MANIFEST, asked, check_some_done, finished_stage, open_stage, read_manifest
 from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 from toolkit.trace.store import without_states
 
@@ -382,7 +382,3 @@ class _Progress(tqdm):
         speed = self.tokens / max(perf_counter() - self.begun, 1e-3)
         now = f"{self.prompts_done}/{self.num_prompts}, {self.tokens:,} tokens, {speed:,.1f}/s" if self.tokens else ""
         self.set_postfix_str(f"{self.current} {now}{best}")
-
-
-if __name__ == "__main__":
-    command("sweep", run)

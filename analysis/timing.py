@@ -6,15 +6,14 @@ traces=FOLDER head=HEAD  solves the price of the rate rule on a recording; nothi
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("timing")
+    main("timing")
 
 from pathlib import Path
 
 from toolkit.config import commands
-from toolkit.runs.stage import command
 
 
 def run(cfg: commands.Timing) -> Path:
@@ -25,7 +24,3 @@ def run(cfg: commands.Timing) -> Path:
     from analysis.loads.regression import regress
 
     return regress(cfg)
-
-
-if __name__ == "__main__":
-    command("timing", run)

@@ -7,10 +7,10 @@ Processes that share the work (`toolkit.runs.sharding`) make every world_size-th
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("mix")
+    main("mix")
 
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
@@ -36,7 +36,7 @@ from toolkit.files.text import first_line, visible
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import distributions_along, picked
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import Stage, check_some_done, command, open_stage
+from toolkit.runs.stage import Stage, check_some_done, open_stage
 from toolkit.sampling import Sampling, draw, row_generator
 
 SUMMARY, PARTS = "summary.json", "parts"
@@ -285,7 +285,3 @@ def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
     ]
     length = row["prompt_length"]
     return visible(f"{''.join(texts[:length])} | {''.join(marked[length:])}".replace("\n", "⏎"))
-
-
-if __name__ == "__main__":
-    command("mix", run)

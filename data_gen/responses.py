@@ -11,13 +11,10 @@ Accounting: done + failed + skipped = input. Failed rows hold an error, skipped 
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    import sys
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    from toolkit.config.command_line import check_command_line
-
-    check_command_line("responses")
-    print("responses: importing torch and transformers", file=sys.stderr, flush=True)
+    main("responses", "importing torch and transformers")
 
 import sys
 from collections import Counter
@@ -43,16 +40,7 @@ from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import (
-    MANIFEST,
-    Stage,
-    check_some_done,
-    command,
-    finished_stage,
-    open_stage,
-    prompt_files,
-    read_manifest,
-)  # fmt: skip
+from toolkit.runs.stage import MANIFEST, Stage, check_some_done, finished_stage, open_stage, prompt_files, read_manifest
 from toolkit.runs.token_bar import TokenBar
 from toolkit.sampling import Sampling
 from toolkit.types import Generation
@@ -264,7 +252,3 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, fact
 
 def _sentence(rows: dict[str, int]) -> str:
     return f"{rows['done']} done + {rows['failed']} failed + {rows['skipped']} skipped = {rows['input']} prompts"
-
-
-if __name__ == "__main__":
-    command("responses", run)

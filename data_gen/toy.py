@@ -6,10 +6,10 @@ manifest. A run that was stopped goes on from its last checkpoint; a finished on
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("toy")
+    main("toy")
 
 import warnings
 from pathlib import Path
@@ -26,7 +26,7 @@ from data_gen.held_out import load_frozen
 from data_gen.toy_pair.export import evaluate, export_model, train_tokenizer, versions, write_card
 from data_gen.toy_pair.training import BatchStream, Document, ToyData, ToyModule, encode
 from toolkit.config import commands, plain
-from toolkit.runs.stage import command, open_stage
+from toolkit.runs.stage import open_stage
 from toolkit.training.checkpoints import AtomicCheckpointIO
 
 IGNORED = ("threads", "checkpoint_every", "log_every")
@@ -110,7 +110,3 @@ def describe(
         "domains": measures,
         "versions": versions(),
     }
-
-
-if __name__ == "__main__":
-    command("toy", run)

@@ -7,10 +7,10 @@ states (hidden=true), the heads are scored on those, and no model runs.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("traces")
+    main("traces")
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from toolkit.config import commands, instantiate, plain
 from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import MANIFEST, Stage, check_some_done, command, finished_stage, open_stage, read_manifest
+from toolkit.runs.stage import MANIFEST, Stage, check_some_done, finished_stage, open_stage, read_manifest
 from toolkit.sampling import Sampling
 from toolkit.trace.record import Recorder
 from toolkit.trace.record_by_start import depth_that_pays, recorder_of
@@ -157,7 +157,3 @@ def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -
         f"{trace.num_bytes * scale / 2**20:.1f} MiB and {seconds * scale / 60:.1f} minutes "
         f"({trace.num_steps / max(trace.num_positions, 1):.1f} steps per token)"
     )
-
-
-if __name__ == "__main__":
-    command("traces", run)

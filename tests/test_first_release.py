@@ -87,6 +87,7 @@ def test_a_users_own_config_folder_decodes(release: Path) -> None:
     [
         ("timing", "values=false", "values=true"),
         ("train", "head.output=token", "head.output=block"),
+        ("train", "~head.output", "~head.output=block"),
         ("train", "loss.position_weights=[1,1]", "loss.position_weights=[1,0]"),
         ("train", "+pair.draft_layers=[]", "+pair.draft_layers=[1]"),
         ("heads", "fit=null", "fit={a: FOLDER}"),

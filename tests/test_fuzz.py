@@ -38,7 +38,7 @@ from toolkit.decoding import Method, Sampling, decode
 from toolkit.errors import InputError
 from toolkit.models.pair import TOY
 from toolkit.models.prompts import read_jsonl
-from toolkit.runs.stage import command
+from toolkit.runs.command import command
 
 INPUTS, SEED = int(os.environ.get("FUZZ_INPUTS", "200")), int(os.environ.get("FUZZ_SEED", "0"))
 SECONDS = 480  # per input: a busy machine makes no hang

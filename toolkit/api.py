@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +63,7 @@ def generate(
         generation_config=generation_config,
         seed=seed,
     )
-    with config.searching(*(() if config_dir is None else (config_dir,))):
+    with nullcontext() if config_dir is None else config.searching(config_dir):
         built = config.method(method, overrides, head) if isinstance(method, str) else method
     generations = decode(pair, prompts, built, sampling, batch_size=batch_size)
     failed = [generation.error for generation in generations if generation.error is not None]

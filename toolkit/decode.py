@@ -15,10 +15,10 @@ spec_bench.jsonl, whose readers divide by them. Prompts that failed are left out
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("decode")
+    main("decode")
 
 import json
 from dataclasses import asdict
@@ -33,7 +33,7 @@ from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
 from toolkit.metrics import scalars, source_shares, summarize, total
 from toolkit.models.pair import ModelPair
-from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
+from toolkit.runs.stage import Stage, check_some_done, finished_stage, open_stage, prompt_files
 from toolkit.runs.token_bar import TokenBar
 from toolkit.runs.tracking import log_summary, wandb_run
 from toolkit.types import Generation
@@ -153,7 +153,3 @@ def _pieces(pair: ModelPair, generation: Generation) -> list[str]:
     if pair.tokenizer is None:
         return [f"#{token}" for token in generation.token_ids]
     return [str(pair.tokenizer.decode([token])) for token in generation.token_ids]
-
-
-if __name__ == "__main__":
-    command("decode", run)

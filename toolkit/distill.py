@@ -18,10 +18,10 @@ A reduced vocabulary leaves the input embeddings as they are: the target's, wher
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("distill")
+    main("distill")
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +62,7 @@ from toolkit.models.prompts import check_token_ids
 from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
-from toolkit.runs.stage import Stage, command, open_stage, provenance
+from toolkit.runs.stage import Stage, open_stage, provenance
 from toolkit.runs.tracking import tagged
 from toolkit.training.checkpoints import BEST, LAST, check_choice, folder_of, read_checkpoint
 from toolkit.training.processes import Processes, is_first_process, is_sharded
@@ -351,7 +351,3 @@ def whole_draft(cfg: commands.Distill, folder: Path, module: DraftTraining, blan
         draft = blank()
         draft.load_state_dict({name.removeprefix("draft."): value for name, value in state.items()})
     return draft.cpu().eval().requires_grad_(False)
-
-
-if __name__ == "__main__":
-    command("distill", run, score)

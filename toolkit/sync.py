@@ -5,10 +5,10 @@ Runs that were uploaded before are skipped (`wandb sync` marks them); one that f
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("sync")
+    main("sync")
 
 import os
 import subprocess
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from toolkit.config import commands
 from toolkit.errors import InputError
-from toolkit.runs.stage import command
 from toolkit.runs.tracking import register_chart
 
 
@@ -57,7 +56,3 @@ def synced(run: Path) -> bool:
 def sync_command(run: Path, project: str | None, entity: str | None) -> list[str]:
     options = [*(["--project", project] if project else ()), *(["--entity", entity] if entity else ())]
     return [sys.executable, "-m", "wandb", "sync", *options, str(run)]
-
-
-if __name__ == "__main__":
-    command("sync", run)

@@ -9,10 +9,10 @@ composes and checks every stage and prints the plan: no model is loaded.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("train")
+    main("train")
 
 import inspect
 import shlex
@@ -30,7 +30,7 @@ from toolkit.config import commands, escaped, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.runs.pipeline import expand_stages, fill_folders, plan_stages, run_stages
-from toolkit.runs.stage import Stage, command, open_stage, provenance, read_manifest
+from toolkit.runs.stage import Stage, open_stage, provenance, read_manifest
 from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts, tagged
 from toolkit.training.baselines import comparison, complaint, yardsticks
 from toolkit.training.checkpoints import (
@@ -231,7 +231,3 @@ def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: P
             best = {f"best/{name.removeprefix('val/')}": v for name, v in scores.items() if name not in counts}
             log_summary(logger.experiment, {**counts, **best})
             logger.log_image("val/reliability", [str(diagram)], step=step - 1)
-
-
-if __name__ == "__main__":
-    command("train", run, score)

@@ -11,10 +11,10 @@ batch is read, or computed by the draft, once for all. In one process, in float3
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # help and faults, before anything heavy is imported
-    from toolkit.config.command_line import check_command_line
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
 
-    check_command_line("train_heads")
+    main("train_heads")
 
 import csv
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from toolkit.config import commands, instantiate
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.files.text import lines_of
-from toolkit.runs.stage import command, open_stage
+from toolkit.runs.stage import open_stage
 from toolkit.train import about_head, build_module, check_parts, data_folder_of, decode_command
 from toolkit.training.baselines import yardsticks
 from toolkit.training.console import print_table
@@ -92,7 +92,3 @@ def _exported(
     columns = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
     rate = f"{record['learning_rate']:.3g}"
     return {"head": member.name, "epochs": str(member.epochs), "learning_rate": rate, **columns}
-
-
-if __name__ == "__main__":
-    command("train_heads", run)

@@ -230,33 +230,23 @@ def test_every_key_of_a_command_has_a_type_and_a_meaning_and_faults_are_one_line
     [
         ("train", ["experimnt=toy_head"], "unknown key 'experimnt': did you mean experiment"),
         ("train", ["+trainer.max_step=3"], "unknown key 'trainer.max_step': did you mean trainer.max_steps"),
-        ("train", ["+experiment=quickstrat"], "unknown experiment 'quickstrat': did you mean quickstart"),
-        ("decode", ["~overwrite"], "missing key overwrite"),
         ("decode", ["sampling.temperature=hot"], "sampling.temperature: expected a number of at least 0, got 'hot'"),
         ("decode", ["pair.revision=x"], "pair.revision is not in the config yet: expected +pair.revision=VALUE"),
         ("sweep", ["grid={tail: {}}"], "grid is chosen by name: for a mapping of your own expected ~grid"),
         ("decode", ["+batch_size=3"], "batch_size is in the config already: expected batch_size=VALUE"),
         ("decode", ["batch_size=1,2"], "batch_size=1,2: expected one value"),
         ("decode", ["+pair.name=7"], "pair.name: expected text, got 7 (a text of digits is written"),
-        ("decode", ["pair.device=gpu"], "pair.device: expected a device like cpu"),
         ("decode", ["head=''"], "head: expected text or null, not empty"),
         ("decode", ["foo"], "expected KEY=VALUE, got 'foo'"),
         ("decode", ["-prompts.limit=2"], "expected KEY=VALUE, got '-prompts.limit=2': an override takes no -"),
-        ("decode", ["prompts.limit={_target_:os.getcwd}"], "prompts.limit: expected an integer"),
-        ("decode", ["batch_size=[1"], "expected KEY=VALUE, got "),
         ("decode", ["method=null"], "expected a choice of a config group, got method=null"),
-        ("decode", ["prompts.split=tset"], "prompts.split: expected one of train, dev, test, got 'tset'"),
         ("decode", ["--config-dr", "x"], "unrecognized arguments: --config-dr"),
-        ("decode", ["--config-name="], "--config-name: expected a name, got an empty one"),
         ("decode", ["--config-dir", "nowhere"], "--config-dir: expected a folder laid out like conf/, got nowhere"),
-        ("decode", ["stopping@method.policy=svp"], "unknown stopping 'svp': did you mean svip"),
         ("decode", ["method.policy._target_=toolkit.stopping.Fixd"], "in toolkit.stopping: did you mean Fixed"),
         ("decode", ["method.policy._target_=toolkit.stoping.Fixed"], "no module toolkit.stoping"),
-        ("decode", ["prompts={_target_: 1}"], "names no module"),
         ("decode", ["method=specdec_pp", "pair.target=x"], "method specdec_pp needs an acceptance head, and this pair"),
         ("decode", ["-m", "method=svip,blok"], "unknown method 'blok': did you mean block"),
         ("sweep", ["+grid.tial={}"], "unknown method 'tial': did you mean tail"),
-        ("sweep", ["+grid.tail.policy.treshold=[.1]"], "unknown parameter of tail 'policy.treshold': did you mean"),
         ("compare", ["metrics=[exact_mach]"], "unknown quality metric 'exact_mach': did you mean exact_match"),
         ("toy", ["shares=3"], "shares: expected keys with values, got 3"),
     ],
@@ -386,7 +376,7 @@ def test_every_command_answers_before_it_imports_what_its_work_needs():
     for root in set(NAMES) - {"quickstart_sweep"}:
         source = classes.module_file(COMMANDS[root].module).read_text()
         first = next(line for line in source.split("\n") if line.startswith(imports) and "__future__" not in line)
-        assert first.startswith('if __name__ == "__main__"') and f'check_command_line("{root}")' in source
+        assert first.startswith('if __name__ == "__main__"') and f'    main("{root}"' in source
 
 
 def test_importing_the_toolkit_does_no_work_and_never_ends_the_process():

@@ -19,6 +19,7 @@ from toolkit.config import CONF
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.runs import stage
+from toolkit.runs.command import command
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def call(tmp_path, monkeypatch):
     def run(words, work, score=None):
         GlobalHydra.instance().clear()
         monkeypatch.setattr(sys, "argv", ["mix", "responses=here", *words])
-        stage.command("mix", work, score)
+        command("mix", work, score)
 
     yield run
     GlobalHydra.instance().clear()
@@ -148,7 +149,7 @@ def assert_one_line(process: subprocess.Popen[str], number: int = signal.SIGINT)
     return errors
 
 
-CHECKED = "from toolkit.config.command_line import check_command_line; check_command_line('decode')"
+CHECKED = "from toolkit.errors import answer_signals; answer_signals()"
 
 
 @either
@@ -168,7 +169,7 @@ def test_while_modules_are_imported_and_where_python_loses_it(number):
 def test_where_a_library_ends_the_process_itself():
     """As Lightning's trainer does: it catches the interrupt and exits with 1."""
     stops = "def run(cfg):\n try: raise KeyboardInterrupt\n except KeyboardInterrupt: raise SystemExit(1)\n"
-    assert_one_line(started("-c", f"{stops}from toolkit.runs.stage import command; command('decode', run)"))
+    assert_one_line(started("-c", f"{stops}from toolkit.runs.command import command; command('decode', run)"))
 
 
 @either

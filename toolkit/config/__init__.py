@@ -23,7 +23,6 @@ from toolkit.config.files import (
     use_folders,
     user_folders,
 )
-from toolkit.config.store import cached
 from toolkit.config.values import checked
 from toolkit.errors import InputError, unknown_name
 
@@ -58,7 +57,7 @@ def method(name: str, overrides: Sequence[str] = (), head: str | None = None) ->
     Another policy or rule is chosen as on the command line: "rule@method.rule=block". A method is built once per process
     and set of arguments (methods hold no state), and again when a configuration file has changed.
     """
-    return cached(_METHODS, (name, *overrides, head), lambda: instantiate(method_config(name, overrides, head)))
+    return files.cached(_METHODS, (name, *overrides, head), lambda: instantiate(method_config(name, overrides, head)))
 
 
 @checked

@@ -14,7 +14,7 @@ from toolkit.config import classes, methods
 from toolkit.config.commands import ConfigSection, Grid, command_of, group_of, keys_of
 from toolkit.config.files import choices, flatten, plain
 from toolkit.config.notes import REQUIRED, Choice, Keys, notes
-from toolkit.config.store import STRUCT, compose_unchecked
+from toolkit.config.store import GONE, STRUCT, compose_unchecked
 from toolkit.config.values import (
     LISTS,
     LONG,
@@ -35,7 +35,6 @@ MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 
 LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
-GONE = re.compile(r"Could not delete from config\. (?:The value of )?'([^']*)'")
 THERE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
 
 
@@ -56,7 +55,8 @@ def check(config: Any, config_name: str, *, complete: bool = True, values: bool 
     method = content.get("method")
     if values and section is not None and is_node(method) and MISSING not in flatten(method).values():
         classes.instantiate(method)  # what its parts ask of each other
-        methods.check_head(content)
+        if "pair" in content:
+            methods.check_head(content)
 
 
 def resolved(config: Any, config_name: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from toolkit.config.files import escaped, plain, with_texts
 from toolkit.config.notes import REQUIRED, UNIONS, Key, Keys, meaning_of
 from toolkit.config.others import OTHERS
 from toolkit.errors import InputError, unknown_name
-from toolkit.files.text import first_line, lines_of
+from toolkit.files.text import first_line
 
 OURS = ("toolkit", "analysis", "data_gen", "hydra_plugins")  # packages of this toolkit
 NEAR = 0.8  # likeness of a misspelt key and the right one
@@ -70,18 +70,15 @@ def _located(target: str) -> Any:
         module = ".".join(parts[:end])
         try:
             thing: Any = import_module(module)
-            for part in parts[end:]:
-                thing = getattr(thing, part)
-            return thing
-        except AttributeError:
-            return None
-        except ModuleNotFoundError as error:
-            if not error.name or not f"{module}.".startswith(f"{error.name}."):
-                raise InputError(f"{target} could not be imported: {first_line(error)}") from error
         except SyntaxError as error:
-            raise InputError(f"{error.filename}, line {error.lineno}: expected Python, got {first_line(error)}") from error
+            raise InputError(f"{error.filename}, line {error.lineno}: expected Python, got {error.msg}") from error
         except Exception as error:  # whatever the module does
+            if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+                continue  # it is a class of the module above, or there is none
             raise InputError(f"{target} could not be imported: {first_line(error)}") from error
+        for part in parts[end:]:
+            thing = getattr(thing, part, None)
+        return thing
     return None
 
 
@@ -232,7 +229,7 @@ def meanings_in(docstring: str, names: Iterable[str]) -> dict[str, str]:
     also: dict[str, str] = {}
     open_names: list[str] = []
     indent = 0
-    for line in lines_of(textwrap.dedent(docstring)):
+    for line in textwrap.dedent(docstring).split("\n"):
         also |= {match[1]: match[2] for match in inside.finditer(line)}
         if match := start.match(line):
             open_names, indent = match[2].split(", "), len(match[1])

@@ -1,7 +1,4 @@
-"""The command line before anything is run: tidied, `--help` answered, every fault said in one line, without torch.
-
-`toolkit.runs.stage.command` checks again, for commands that are started in another way.
-"""
+"""The command line before anything is run: tidied, `--help` answered, every fault said in one line."""
 
 from __future__ import annotations
 
@@ -13,34 +10,15 @@ from typing import NoReturn
 
 from toolkit import config as configs
 from toolkit.config import files, papers
-from toolkit.errors import InputError, answer_signals, unknown_name
-from toolkit.files.digests import ensure_home
-from toolkit.files.text import visible
+from toolkit.errors import InputError, unknown_name
 
 APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
-_prepared: tuple[str, ...] | None = None  # the last command line that `prepare` has gone through
-
-
-def check_command_line(config_name: str) -> None:
-    """The checks of `python -m MODULE ...`, where the module begins.
-
-    Ends the process after --help, and with one line after a fault; from here on, with one line after Ctrl-C or SIGTERM.
-    """
-    answer_signals()
-    ensure_home()  # before libraries look for their caches
-    try:
-        sys.argv[1:] = prepare(config_name, sys.argv[1:])
-    except InputError as error:
-        sys.exit(f"error: {visible(str(error))}")
 
 
 def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
     """The tidied command line. Prints the help and exits if it is asked for. Raises InputError at the first fault."""
-    global _prepared
-    if _prepared == (config_name, *argv):
-        return list(argv)
     tidy = tidy_overrides(argv)
-    flags = _parser().parse_args(tidy)
+    flags = parsed(tidy)
     for flag in ("config_name", "config_dir", "config_path"):
         if getattr(flags, flag) == "":
             raise InputError(f"--{flag.replace('_', '-')}: expected a name, got an empty one")
@@ -69,8 +47,12 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         check(composed(root, overrides), root, complete=runs, values=runs)
         gone = removed_words(root, overrides)
         tidy = [word for word in tidy if word not in gone]
-    _prepared = (config_name, *tidy)
     return tidy
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Hydra's flags and the overrides of a command line. Raises InputError for a flag that there is none of."""
+    return _parser().parse_args(words)
 
 
 def tidy_overrides(argv: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
 
 A key without a default has to be given. `ConfigGroup` marks what a config group fills in: the keys there are those of the class
-that it names (`toolkit.config.sources`), and conf/<command>.yaml says which choice is the default. `File`, `Head` and `Model`
+that it names (`toolkit.config.classes`), and conf/<command>.yaml says which choice is the default. `File`, `Head` and `Model`
 mark what counts by its content.
 """
 # ruff: noqa: RUF012  # every config has its own copy of a list

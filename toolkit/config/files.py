@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from toolkit.config import papers
@@ -26,6 +27,8 @@ UNQUOTED = re.compile(r"""(?=.*[^\w\t ./+%*@?|:-])[^][{}(),$"'\\]+""", re.ASCII 
 ESCAPE, ESCAPED = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
 OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
+MOST = 256  # configs and methods that are kept; composing one takes tens of milliseconds
+LOCK = RLock()  # of what is composed and kept: methods are built from configs
 _process_folders: tuple[Path, ...] = ()  # the user's own, of the command line
 _searched: ContextVar[tuple[Path, ...]] = ContextVar("searched", default=())  # more of them, of `searching`
 
@@ -59,6 +62,23 @@ def _resolved(folders: Sequence[str | Path]) -> tuple[Path, ...]:
         if not Path(folder).is_dir():
             raise InputError(f"--config-dir: expected a folder laid out like conf/, got {folder}, which is none")
     return tuple(Path(folder).resolve() for folder in folders)
+
+
+def cached(results: dict[tuple[object, ...], Any], arguments: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    """What `make` returned for these arguments and configuration files; it is called once for them, by one thread.
+
+    `conf/` is read once per process, folders of the user's own again when a file there has changed.
+    """
+    folders = user_folders()
+    below = ("*", "*/*", "*/*/*")  # roots, groups, and the bases inside groups
+    paths = [*folders, *(path for folder in folders for pattern in below for path in folder.glob(pattern))]
+    key = (arguments, folders, max((path.stat().st_mtime_ns for path in paths), default=0))
+    with LOCK:
+        if key not in results:
+            if len(results) >= MOST:
+                results.clear()
+            results[key] = make()
+        return results[key]
 
 
 def choices(group: str) -> list[str]:

@@ -2,7 +2,7 @@
 
     threshold: Annotated[float, Probability, "drafting stops below it"] = 0.4
 
-The command line's check and `--help` read a note without importing the class. The class itself asks for the ranges with
+The command line's check and `--help` read a note from the class (`toolkit.config.classes`), which asks for the ranges with
 `toolkit.config.values.check_ranges`. A text among the notes is the key's meaning.
 """
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
 
 GROUPS = ("experiment", "table")
+CHOSEN = ("experiment=", "table=")  # how an override begins that may name one
 FOLDER = "papers"  # below conf/
 OF_RUNS = ("stages", "runs", "models")  # keys of an entry that its table does not need
 

@@ -35,7 +35,7 @@ def is_removed(command: str, key: str, value: Any) -> bool:
     """Whether a key is gone. Raises InputError if its value asked for something."""
     for pattern, (neutral, reason) in REMOVED.items():
         if fnmatchcase(f"{command}/{key}", pattern):
-            if neutral is not ANY and value != neutral:
+            if ANY not in (neutral, value) and value != neutral:
                 raise InputError(f"{key}={value}: this key was removed ({reason}): delete it")
             return True
     return False
@@ -43,13 +43,12 @@ def is_removed(command: str, key: str, value: Any) -> bool:
 
 def is_named(command: str, word: str) -> bool:
     """Whether an override is of a key that may be a removed one."""
-    key, sign, _ = word.lstrip("+").partition("=")
-    return bool(sign) and any(fnmatchcase(f"{command}/{key}", pattern) for pattern in REMOVED)
+    return any(fnmatchcase(f"{command}/{_key(word)}", pattern) for pattern in REMOVED)
 
 
 def without(command: str, key: str, overrides: Sequence[str]) -> list[str]:
     """The overrides without those of a key that is not there: all of them, unless it is a removed one."""
-    return [word for word in overrides if word.partition("=")[0] != key or not is_removed(command, key, _value(word))]
+    return [word for word in overrides if _key(word) != key or not is_removed(command, key, _value(word))]
 
 
 def drop_removed(command: str, config: Any) -> None:
@@ -62,9 +61,16 @@ def drop_removed(command: str, config: Any) -> None:
                 del (OmegaConf.select(config, path) if path else config)[name]
 
 
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
+
+
 def _value(word: str) -> Any:
+    """What an override sets, or deletes; of "~key", which deletes any value, `ANY`."""
     import yaml
 
+    if "=" not in word:
+        return ANY
     try:
         return yaml.safe_load(word.partition("=")[2])
     except yaml.YAMLError:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
-from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from toolkit.config import files, papers, removed
@@ -18,9 +15,8 @@ if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
 
 STRUCT = re.compile(r"Could not override '([^']*)'")
-MOST = 256  # configs and methods that are kept; composing one takes tens of milliseconds
+GONE = re.compile(r"Could not delete from config\. (?:The value of )?'([^']*)'")
 _COMPOSED: dict[tuple[object, ...], Any] = {}
-_LOCK = RLock()  # of what is composed and kept: methods are built from configs
 
 
 def register(store: ConfigStore) -> None:
@@ -37,31 +33,14 @@ def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
     Raises what Hydra raises: HydraException, ValueError.
     """
     if any(word.startswith("hydra.searchpath=") for word in overrides):  # files there are not watched
-        with _LOCK:
+        with files.LOCK:
             return _composed(config_name, overrides)
-    return deepcopy(cached(_COMPOSED, (config_name, *overrides), lambda: _composed(config_name, overrides)))
-
-
-def cached(results: dict[tuple[object, ...], Any], arguments: tuple[object, ...], make: Callable[[], Any]) -> Any:
-    """What `make` returned for these arguments and configuration files; it is called once for them, by one thread."""
-    newest = 0  # when a config file last changed: of the folders, where files come and go, and of the files
-    level = [files.CONF, *files.user_folders()]
-    for _ in range(3):  # roots, groups, and the bases inside groups
-        for folder in level:
-            newest = max(newest, folder.stat().st_mtime_ns, *(entry.stat().st_mtime_ns for entry in os.scandir(folder)))
-        level = [Path(entry.path) for folder in level for entry in os.scandir(folder) if entry.is_dir()]
-    key = (arguments, files.user_folders(), newest)
-    with _LOCK:
-        if key not in results:
-            if len(results) >= MOST:
-                results.clear()
-            results[key] = make()
-        return results[key]
+    return deepcopy(files.cached(_COMPOSED, (config_name, *overrides), lambda: _composed(config_name, overrides)))
 
 
 def removed_words(config_name: str, overrides: Sequence[str]) -> set[str]:
     """Those of the overrides whose key is gone and whose value changed nothing (`toolkit.config.removed`)."""
-    with _LOCK:
+    with files.LOCK:
         left_out = set[str]()
         if any(removed.is_named(config_name, word) for word in overrides):
             _composed(config_name, overrides, left_out)
@@ -79,12 +58,15 @@ def _composed(config_name: str, overrides: Sequence[str], left_out: set[str] | N
     from hydra.types import RunMode
     from omegaconf import open_dict
 
+    store = _store()
+    if any(word.lstrip("+").startswith(papers.CHOSEN) for word in overrides):
+        papers.register(store, overrides, (files.CONF, *files.user_folders()))
+
     class Sources(ConfigRepository):
         def initialize_sources(self, config_search_path: Any) -> None:
             super().initialize_sources(config_search_path)
-            self.get_schema_source().store = _store()  # type: ignore[attr-defined]
+            self.get_schema_source().store = store  # type: ignore[attr-defined]
 
-    papers.register(_store(), overrides, (files.CONF, *files.user_folders()))
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")
     path.append("main", f"file://{files.CONF}")
@@ -102,7 +84,7 @@ def _composed(config_name: str, overrides: Sequence[str], left_out: set[str] | N
             config = loader.load_configuration(config_name, words, RunMode.RUN, from_shell=False)
             break
         except ConfigCompositionException as error:
-            match, before = STRUCT.search(str(error)), words
+            match, before = STRUCT.search(str(error)) or GONE.search(str(error)), words
             words = removed.without(config_name, match[1], words) if match else words
             if words == before:
                 raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
 """A stage: one command, one config, one output folder with its manifest.
 
-    python -m data_gen.responses ...  ->  command("responses", run)  ->  run(cfg) -> Path
+    python -m data_gen.responses ...  ->  toolkit.runs.command  ->  run(cfg) -> Path
 
 The folder is named by the stage and a hash of what determines its content: the config, with contents instead of paths
 (`toolkit.config.identity`), and the inputs. Its manifest is written when work starts and again when it ends. Work of the same
@@ -15,7 +15,7 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,15 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import config as configs
-from toolkit.config.command_line import check_choices as check_choices
-from toolkit.config.command_line import prepare
-from toolkit.config.command_line import tidy_overrides as tidy_overrides
 from toolkit.config.commands import Command, OnPrompts
 from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_content
-from toolkit.errors import InputError, StaleError, interrupted
+from toolkit.errors import InputError, StaleError
 from toolkit.files import digests, journal, lock
 from toolkit.files.atomic import content_hash, parse_json_file, write_failure, write_json
-from toolkit.files.text import visible
 
 MANIFEST = journal.MANIFEST
 APP_NAME = "acceptance-toolkit"  # hydra.help.app_name of every command (conf/paths/default.yaml)
@@ -318,7 +314,7 @@ def output_dir(name: str, plain: Mapping[str, Any], identity_hash: str) -> Path:
     folder = Path(paths["output_dir"])
     if folder.resolve() in (Path(folder.resolve().anchor), Path.home().resolve()):
         raise InputError(f"paths.output_dir: expected a folder of its own for the output, got {folder}")
-    return folder / identity_hash if _in_multirun() else folder
+    return folder / identity_hash if in_multirun() else folder
 
 
 def provenance() -> dict[str, Any]:
@@ -343,66 +339,6 @@ def revision() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
-
-
-def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, Path], float] | None = None) -> None:
-    """The main function of a stage's module: Hydra on the command line, one line per error a user can fix.
-
-    score  what a sweeper optimizes, as a function of the config and the output folder; None: the folder is returned
-    """
-    import hydra
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import CompactHydraException
-    from omegaconf import DictConfig
-
-    from toolkit.config.check import check
-    from toolkit.config.removed import drop_removed
-    from toolkit.config.store import register
-
-    @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
-    def main(cfg: DictConfig) -> Any:
-        job = HydraConfig.get()
-        sources = job.runtime.config_sources  # a launcher's process has not read the command line
-        configs.use_folders(*(source.path for source in sources if source.provider == "command-line"))
-        try:
-            root = job.job.config_name or config_name
-            drop_removed(root, cfg)
-            check(cfg, root)
-            result = run(cfg)
-        except (InputError, OSError) as error:
-            if (line := one_line(error)) is None:
-                raise
-            if _in_multirun():  # the sweep's other jobs go on; Hydra names this one's overrides and prints one line
-                raise CompactHydraException(f"error: {line}") from error
-            sys.exit(f"error: {line}")
-        if isinstance(result, Path):
-            print(f"output: {result}")
-            if _in_multirun():
-                write_json(job_dir() / OUTPUT, {"folder": str(result)})
-        return result if score is None else score(cfg, result)
-
-    try:
-        sys.argv[1:] = prepare(config_name, sys.argv[1:])
-        register(ConfigStore.instance())
-        main()
-    except InputError as error:
-        sys.exit(f"error: {visible(str(error))}")
-    except (KeyboardInterrupt, SystemExit) as error:
-        for cause in (error, error.__context__):  # Lightning exits with 1 after Ctrl-C
-            if isinstance(cause, KeyboardInterrupt):
-                interrupted(cause)
-        raise
-
-
-def one_line(error: Exception) -> str | None:
-    """What a user can fix: bad input, or files that cannot be written or read; None for other errors."""
-    if isinstance(error, InputError):
-        return visible(str(error))
-    reason, file = write_failure(error), getattr(error, "filename", None)
-    if getattr(error, "errno", None) is None:
-        return None
-    return f"could not read or write {file}: {reason}" if file else reason
 
 
 def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
@@ -446,10 +382,10 @@ def job_dir() -> Path:
 
 def sweep_name() -> str | None:
     """The name of the sweep that this job belongs to; None in a single run."""
-    return job_dir().parent.name if _in_multirun() else None
+    return job_dir().parent.name if in_multirun() else None
 
 
-def _in_multirun() -> bool:
+def in_multirun() -> bool:
     from hydra.types import RunMode
 
     job = hydra_job()
