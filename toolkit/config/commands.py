@@ -144,7 +144,9 @@ class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
     method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
-    batch_size: Annotated[Count, "prompts decoded together; the tokens do not depend on it"] = 8
+    batch_size: Annotated[
+        Count, "prompts decoded together; the tokens depend on it only where a rule weighs costs at this size"
+    ] = 8
     cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
     export: Annotated[bool, "write Spec-Bench's and SpecDec++'s formats, too; with times if batch_size is 1"] = False
     category: Annotated[str, "Spec-Bench's: translation, summarization, qa, rag, ...; or overall"] = "overall"

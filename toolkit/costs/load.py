@@ -181,7 +181,7 @@ def table_of(
         return LoadCost.of([costs])
     table = LoadCost.load(costs)
     table.warn(costs, batches, widest)
-    if table.fall is not None:
+    if table.fall is not None and "processor" not in table.about:  # medians of passes in turns are taken as measured
         warn(f"policy.costs={costs}: {table.fall}")
     return table
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -80,6 +81,7 @@ def machine_of(pair: ModelPair) -> dict[str, Any]:
     }
 
 
+@cache
 def processor() -> str:
     """The processor's name; where the system tells it, with its family and model, as clouds give many the same name."""
     facts: dict[str, str] = {}
