@@ -56,8 +56,7 @@ def run(cfg: commands.Serving) -> Path:
     recorded = RecordedPair(bench, settings, stage.folder, cfg.max_drafted, cfg.hidden)
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
-    contents = [prompt.content for prompt in prompts]
-    (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder, recorded.max_drafted)
+    (costs,) = costs_of(cfg, [pair], sizes)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
     if beyond := costs.beyond(cfg.slots, recorded.deepest + 1):
         print(f"costs: {beyond}: the last slope continues there")

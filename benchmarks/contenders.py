@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from toolkit.api import generate
+from toolkit.costs.clock import now
 from toolkit.decoding import Method
 from toolkit.engine.capture import Captures, GraphForward, StaticForward
 from toolkit.engine.engine import engine_of
@@ -151,7 +151,7 @@ class ForwardMeter:
     """
 
     def __init__(self, model: Any, synchronize: bool = False):
-        self.model, self.synchronize = model, synchronize and model.device.type == "cuda"
+        self.model, self.synchronized = model, [model.device] if synchronize else []
         self.calls = self.tokens = 0
         self.seconds = 0.0
         self._replaying = False
@@ -190,14 +190,9 @@ class ForwardMeter:
         ids = args[0] if args else kwargs["input_ids"]
         self.calls += 1
         self.tokens += ids.numel()
-        self._started = self._now()
+        self._started = now(self.synchronized)
 
     def _after(self, module: Any, args: Any, output: Any) -> None:
         if self._replaying:
             return
-        self.seconds += self._now() - self._started
-
-    def _now(self) -> float:
-        if self.synchronize:
-            torch.cuda.synchronize()
-        return perf_counter()
+        self.seconds += now(self.synchronized) - self._started

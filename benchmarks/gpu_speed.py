@@ -6,9 +6,8 @@ timed by events on the device. Weights of zeros are read like any other: a padde
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from benchmarks.contenders import (
     Contender,
     ForwardMeter,
-    captures,
     capturing,
     constant,
     eager,
@@ -27,8 +25,9 @@ from benchmarks.contenders import (
 )
 from benchmarks.gpu_exactness import fixed
 from data_gen.held_out import load_frozen
+from toolkit.costs.clock import Stopwatch, now
+from toolkit.costs.measure import measure
 from toolkit.decoding import Method
-from toolkit.engine import open_session
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import Confidence
 from toolkit.verification import get
@@ -59,83 +58,30 @@ class Sizes:
 QUICK = Sizes((1, 2, 16), 3, ((1, 1), (2, 1)), 8, 2**24, 0.5)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median and quartiles of some seconds."""
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, seconds: list[float]) -> Spread:
-        """The spread of at least two measurements."""
-        return cls(*quantiles(seconds, n=4, method="inclusive"))
-
-    def __str__(self) -> str:
-        return f"{1e3 * self.median:.3f} [{1e3 * self.low:.3f}, {1e3 * self.high:.3f}]"
-
-
-def timed(call: Callable[[], object], repeats: int, device: torch.device) -> Spread:
-    """Seconds of a call, one measurement per repetition."""
-    if device.type != "cuda":
-        seconds = []
-        for _ in range(repeats):
-            started = perf_counter()
-            call()
-            seconds.append(perf_counter() - started)
-        return Spread.of(seconds)
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for start, end in events:
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return Spread.of([start.elapsed_time(end) / 1e3 for start, end in events])
-
-
 # -- forwards ---------------------------------------------------------------------------------------------------------
 
 
 def forwards(pair: ModelPair, sizes: Sizes) -> str:
-    """Seconds by width, with and without captures, of target and draft; c; and the bandwidth of one-token forwards."""
-    seconds = {
-        (role, captured): forward_seconds(model, sizes, captured)
-        for role, model in (("target", pair.target), ("draft", pair.draft))
-        for captured in (True, False)
-    }
+    """Milliseconds by width, with and without captures, of target and draft; c; and the bandwidth of one-token forwards."""
+    columns = [(role, captured) for role in ("target", "draft") for captured in (True, False)]
+    tables = []
+    for role, captured in columns:
+        alone = ModelPair(target=getattr(pair, role), end_ids=())
+        alone = capturing(alone) if captured else eager(alone)
+        tables += measure(alone, 1, sizes.widths, [CONTEXT], sizes.repeats)
     lines = [
-        "Milliseconds of one forward, median and quartiles, batch 1, after "
-        f"{CONTEXT} tokens. c: one draft token over one target token.",
+        f"Milliseconds of one forward, median of {sizes.repeats}, batch 1, after {CONTEXT} tokens. c: one draft token over one "
+        "target token.",
         "",
         "| width | target, captured | target, eager | draft, captured | draft, eager |",
         "|---:|---:|---:|---:|---:|",
     ]
-    columns = [("target", True), ("target", False), ("draft", True), ("draft", False)]
-    lines += [f"| {w} | " + " | ".join(str(seconds[column][w]) for column in columns) + " |" for w in sizes.widths]
-    single = {column: seconds[column][1].median for column in columns}
-    ratios = {how: single["draft", how] / single["target", how] for how in (True, False)}
-    lines += ["", f"c = {ratios[True]:.3f} captured, {ratios[False]:.3f} eager.", ""]
-    return "\n".join([*lines, *bandwidth(pair, single["target", True], single["target", False], sizes)])
-
-
-@torch.inference_mode()
-def forward_seconds(model: Any, sizes: Sizes, captured: bool) -> dict[int, Spread]:
-    """By width; every shape is warmed up until its captures are trusted."""
-    session = open_session(model, 1, 2 * CONTEXT + 48, captures(model.device) if captured else None)
-    session.extend(torch.full((1, CONTEXT), 3, device=model.device))
-    spreads = {}
     for width in sizes.widths:
-        tokens = torch.full((1, width), 3, device=model.device)
-
-        def once(tokens: torch.Tensor = tokens) -> None:
-            session.extend(tokens, last=tokens.shape[1])
-            session.truncate([CONTEXT])
-
-        for _ in range(6):
-            once()
-        spreads[width] = timed(once, sizes.repeats, model.device)
-    return spreads
+        entries = [f"{1e3 * table.target(width, CONTEXT):.3f}" for table in tables]
+        lines.append(f"| {width} | {' | '.join(entries)} |")
+    captured, plain, draft_captured, draft_plain = (table.target(1, CONTEXT) for table in tables)
+    lines += ["", f"c = {draft_captured / captured:.3f} captured, {draft_plain / plain:.3f} eager.", ""]
+    return "\n".join([*lines, *bandwidth(pair, captured, plain, sizes)])
 
 
 def bandwidth(pair: ModelPair, captured: float, plain: float, sizes: Sizes) -> list[str]:
@@ -169,9 +115,11 @@ def copy_bandwidth(device: torch.device, size: int) -> float:
     """Bytes per second, read and written, of a copy from the device to itself."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    for _ in range(3):
-        target.copy_(source)
-    return 2 * size / timed(lambda: target.copy_(source), 10, device).median
+    watch = Stopwatch(device)
+    for _ in range(3 + 10):
+        with watch:
+            target.copy_(source)
+    return 2 * size / median(watch.seconds[3:])
 
 
 def device_name(device: torch.device) -> str:
@@ -202,11 +150,9 @@ class Entrant:
     def work(self, prompts: list[list[int]], max_new_tokens: int, seed: int) -> None:
         """Decode one group of prompts, timed from an idle device to an idle device."""
         with ForwardMeter(self.pair.target) as target, ForwardMeter(self.pair.draft) as draft:
-            _finish(self.pair.device)
-            started = perf_counter()
+            started = now([self.pair.device])
             self.tokens += sum(map(len, self.contender.run(self.pair, prompts, max_new_tokens, seed, 1.0)))
-            _finish(self.pair.device)
-            self.seconds += perf_counter() - started
+            self.seconds += now([self.pair.device]) - started
         self.target_forwards += target.calls
         self.draft_forwards += draft.calls
 
@@ -277,8 +223,3 @@ def prompts_of(pair: ModelPair, count: int) -> list[list[int]]:
     mixed = [example for both in zip(*(load_frozen(d, "test") for d in DOMAINS), strict=True) for example in both]
     short = [ids for ids in (pair.encode(example.prompt) for example in mixed) if len(ids) <= CONTEXT]
     return [short[i % len(short)] for i in range(count)]
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from toolkit import config
 from toolkit.config.values import checked
+from toolkit.costs.kept import with_costs
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.decoding.decode import PROMPTS
 from toolkit.errors import DecodingError
@@ -45,6 +47,8 @@ def generate(
     head       folder of an acceptance head, for methods that need one; None: the pair's own
     overrides  relative to the method: ["policy.threshold=.3"]
     config_dir a folder of your own, laid out like conf/, whose methods, policies, rules ... are found by name, too
+    batch_size  prompts decoded together; a rule that weighs the costs of forward passes reads them at this size. If it names
+               none, they are measured once on this machine and kept (`toolkit.costs.kept`)
     The other arguments are those of `toolkit.sampling.Sampling`. Needs hydra; `toolkit.decoding.decode` does not.
     Raises InputError for bad arguments, DecodingError (with all generations) if single prompts failed.
     """
@@ -64,6 +68,7 @@ def generate(
     )
     with config.searching(*(() if config_dir is None else (config_dir,))):
         built = config.method(method, overrides, head) if isinstance(method, str) else method
+    built = replace(built, policy=with_costs(built.policy, pair, batch_size))
     generations = decode(pair, prompts, built, sampling, batch_size=batch_size)
     failed = [generation.error for generation in generations if generation.error is not None]
     if failed:

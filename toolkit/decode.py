@@ -20,14 +20,19 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("decode")
 
+import atexit
+import copy
 import json
+import shutil
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from tempfile import mkdtemp
 from time import perf_counter
 from typing import Any
 
 from toolkit.config import commands, instantiate, plain
+from toolkit.costs.kept import costs_here, with_costs
 from toolkit.decoding import decode
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
@@ -53,7 +58,11 @@ RATES = {
 
 def run(cfg: commands.Decode) -> Path:
     """Decode `cfg.prompts` with `cfg.method`; returns the output folder."""
-    stage = finished_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED) or _decoded(cfg)
+    pair = None
+    if plain(cfg.method)["policy"].get("costs", "") is None:  # they are part of what determines the texts
+        pair = instantiate(cfg.pair)
+        cfg = _with_costs(cfg, pair)
+    stage = finished_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED) or _decoded(cfg, pair)
     for key, value in read_json(stage.folder / "summary.json").items():
         print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     facts = stage.manifest
@@ -66,9 +75,26 @@ def run(cfg: commands.Decode) -> Path:
     return stage.folder
 
 
-def _decoded(cfg: commands.Decode) -> Stage:
+def _with_costs(cfg: commands.Decode, pair: ModelPair) -> commands.Decode:
+    """The config with the cost table of this machine, if its rule weighs costs and names none: a file as one's own."""
+    policy = instantiate(cfg.method).policy
+    if with_costs(policy, pair, cfg.batch_size) is policy:
+        return cfg
+    table, path = costs_here(pair, cfg.batch_size)[0]
+    if not path.exists():  # the user's cache keeps nothing
+        folder = mkdtemp(prefix="costs-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path = table.save(Path(folder) / path.name)
+    cfg = copy.deepcopy(cfg)
+    cfg.method.policy.costs = str(path)
+    if hasattr(policy, "batch_size"):
+        cfg.method.policy.batch_size = cfg.batch_size
+    return cfg
+
+
+def _decoded(cfg: commands.Decode, pair: ModelPair | None) -> Stage:
     """Decode the prompts and write the results, unless the stage is finished."""
-    method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), instantiate(cfg.pair)
+    method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), pair or instantiate(cfg.pair)
     method.bind(pair)  # before anything is written
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED)

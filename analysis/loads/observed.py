@@ -34,7 +34,7 @@ COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted
 def advise_from_counts(cfg: commands.Advise) -> Path:
     path = Path(str(cfg.responses))
     histograms, skipped = read_histograms(path)
-    stage = open_stage("observed", cfg, inputs=[path])
+    stage = open_stage("advise", cfg, inputs=[path])
     if not stage.finished:
         bootstrap, spread = (
             Bootstrap(cfg.resamples, cfg.confidence, cfg.seed),

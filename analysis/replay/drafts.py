@@ -18,14 +18,12 @@ drafts the best one's figures are too good: report it on other responses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from tqdm.auto import tqdm
 
 from analysis.replay.upper_bound import fixed
@@ -34,9 +32,10 @@ from analysis.tables.files import markdown, read_table, save_table, show, with_i
 from data_gen.recording import Recorder
 from data_gen.texts import TargetResponses, check_vocabulary, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain
+from toolkit.costs.measure import WIDTHS, measure
+from toolkit.costs.table import CostTable
 from toolkit.distillation.drafts import export
-from toolkit.engine import open_session
-from toolkit.engine.facts import NO_LIMIT, max_positions, vocab_size
+from toolkit.engine.facts import NO_LIMIT, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.models.pair import TOY, ModelPair, load_draft, load_tokenizer, unshared_tokens
@@ -48,20 +47,7 @@ from toolkit.types import Counts
 FIGURES = ("alpha", "accepted", "throughput")
 COUNTS = tuple(Counts.__dataclass_fields__)
 CONTEXT = 128  # tokens before the ones that are timed
-WIDTHS = (1, 2, 3, 5, 9, 13)  # tokens of a target's forward pass
-REPEATS = 9
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Costs in units of the target's forward pass over one token.
-
-    draft   of a draft's forward pass over one token
-    target  [K + 1] of the target's over 1, ..., K + 1 tokens
-    """
-
-    draft: float
-    target: Array
+REPEATS = 9  # forward passes that are timed; their median counts
 
 
 def compare_drafts(cfg: commands.Heads) -> Path:
@@ -78,7 +64,7 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     counted = read_responses(plain(cfg.frequencies)) if any(cfg.vocabularies) else None
     read = [responses for responses in (*texts.values(), counted, dev) if responses is not None]
     inputs = [path for responses in read for path in responses.inputs]
-    stage = open_stage("drafts", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
+    stage = open_stage("heads", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
         alone: ModelPair = instantiate(cfg.pair, draft=None)
         for responses in (*texts.values(), *([counted] if counted else [])):
@@ -136,10 +122,12 @@ def _measured(
 ) -> pd.DataFrame:
     """One line per draft and domain."""
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    costs = [Costs(cfg.cost_ratio, np.ones(cfg.max_drafted + 1))] * len(candidates)
-    if cfg.measured:
-        models = [pair.draft for pair in candidates.values()]
-        costs = measured_forwards(alone.target, models, cfg.max_drafted)
+    costs = [CostTable.ratio(cfg.cost_ratio)] * len(candidates)
+    if cfg.measured:  # nothing is decoded, and the loop's own work is left out: many drafts are compared in seconds
+        widest = cfg.max_drafted + 1
+        widths = [*(width for width in WIDTHS if width < widest), widest]
+        side_by_side = replace(alone, draft=None, drafts=[pair.draft for pair in candidates.values()])
+        costs = measure(side_by_side, 1, widths, [CONTEXT], REPEATS)
     lines: list[dict[str, Any]] = []
     first: dict[str, Array] = {}
     total = len(candidates) * sum(min(len(responses.rows), cfg.limit or NO_LIMIT) for responses in texts.values())
@@ -157,7 +145,7 @@ def _measured(
                 tokens = [token for row in rows for token in row["token_ids"]]
                 covered = 1.0 if vocabulary is None else float(np.isin(tokens, vocabulary.cpu().numpy()).mean())
                 facts = {"draft": name, "domain": domain, "texts": len(rows), "tokens": int(parts[:, 1].sum())}
-                facts |= {"coverage": covered, "c": cost.draft, "best K": best}
+                facts |= {"coverage": covered, "c": cost.draft(CONTEXT) / cost.target(1, CONTEXT), "best K": best}
                 lines.append({**facts, **figures(parts, base, bootstrap)})
                 bar.update(len(rows))
     return pd.DataFrame(lines)
@@ -170,7 +158,7 @@ def _fitting(pair: ModelPair, responses: TargetResponses, limit: int | None) -> 
 
 
 def text_parts(
-    pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: Costs, chosen: int | None = None
+    pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: CostTable, chosen: int | None = None
 ) -> tuple[int, Array]:
     """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of.
 
@@ -190,7 +178,7 @@ def text_parts(
 
 
 def replayed(
-    pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: Costs
+    pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: CostTable
 ) -> tuple[dict[int, Array], dict[int, Array], Array]:
     """By fixed K the tokens that are generated of each text [n], and what they cost [n]; by the tokens accepted, the rounds of
     `depth` drafted ones [n, depth + 1].
@@ -202,7 +190,9 @@ def replayed(
         played.append(fixed(recorder.record_all(texts, range(len(texts)), cfg.batch_size)))
     counts = {k: np.sum([replay[k].per_text for replay in played], axis=0) for k in played[0]}
     drafts, targets = COUNTS.index("num_draft_calls"), COUNTS.index("num_target_calls")
-    cost = {k: costs.draft * part[:, drafts] + costs.target[k] * part[:, targets] for k, part in counts.items()}
+    c, single = costs.draft(CONTEXT) / costs.target(1, CONTEXT), costs.target(1, CONTEXT)
+    wide = {k: costs.target(k + 1, CONTEXT) / single for k in counts}
+    cost = {k: c * part[:, drafts] + wide[k] * part[:, targets] for k, part in counts.items()}
     generated = {k: part[:, COUNTS.index("num_generated")] for k, part in counts.items()}
     depth = min(cfg.depth, cfg.max_drafted)
     accepted = np.sum([replay[depth].accepted for replay in played], axis=0).astype(np.float64)
@@ -258,39 +248,3 @@ def _files(source: str) -> list[Path]:
     """The files of a local checkpoint; none of a hub name."""
     folder = TOY.parent / source if source == "toy/draft" else Path(source)
     return sorted(path for path in folder.glob("*.safetensors")) + sorted(folder.glob("*config.json"))
-
-
-def measured_forwards(target: Any, drafts: Sequence[Any], most: int) -> list[Costs]:
-    """The costs of each draft beside the target, up to `most` drafted tokens: medians of interleaved forward passes.
-
-    Nothing is decoded, and the loop's own work is left out: many drafts are compared in seconds.
-    """
-    widths = [width for width in WIDTHS if width <= most + 1]
-    widths += [most + 1] * (widths[-1] < most + 1)
-    seconds = [[_seconds(target, widths), *(_seconds(draft, [1]) for draft in drafts)] for _ in range(REPEATS)]
-    medians = [np.median([repeat[number] for repeat in seconds], axis=0) for number in range(len(drafts) + 1)]
-    by_width = np.interp(np.arange(1, most + 2), widths, medians[0]) / medians[0][0]
-    return [Costs(float(median[0] / medians[0][0]), by_width) for median in medians[1:]]
-
-
-@torch.no_grad()
-def _seconds(model: Any, widths: Sequence[int]) -> list[float]:
-    """Seconds of a forward pass over each number of tokens, after a context."""
-    context = min(CONTEXT, max_positions(model) - sum(widths) - 1)
-    tokens = (torch.arange(context + max(widths), device=model.device) % vocab_size(model)).unsqueeze(0)
-    session = open_session(model, 1, context + sum(widths) + 1)
-    session.extend(tokens[:, :context], last=1)
-    session.extend(tokens[:, :1], last=1)
-    seconds = []
-    for width in widths:
-        _wait(model)
-        started = perf_counter()
-        session.extend(tokens[:, :width], last=width)
-        _wait(model)
-        seconds.append(perf_counter() - started)
-    return seconds
-
-
-def _wait(model: Any) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)

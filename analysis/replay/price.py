@@ -42,7 +42,7 @@ def solve_prices(cfg: commands.Timing) -> Path:
     trace = read_traces(folder)
     contenders = find_contenders([cfg.head], [folder])
     contender = next((head for head in contenders if head.kind == "preread"), contenders[0])
-    stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *contender.files])
+    stage = open_stage("timing", cfg, inputs=[folder / SUMMARY, *contender.files])
     if stage.finished:
         show_page(stage.folder / "prices.md")
         return stage.folder

@@ -15,6 +15,7 @@ import torch
 from toolkit import ModelPair, config, metrics
 from toolkit.costs.energy import Energy, EnergyMeter, open_monitor
 from toolkit.costs.load import LoadCost, grid_of
+from toolkit.costs.table import CostTable
 from toolkit.errors import InputError
 from toolkit.types import Counts, Generation, Round
 
@@ -111,6 +112,16 @@ def test_a_rule_warns_of_a_table_that_does_not_tell_what_it_weighs(name, slots, 
     assert re.match(r"expected times of the target at width \d+, too, got those at width 1 alone", width)
     (batch,) = warned(table((8.0,), (1.0, 21.0)))
     assert batch.startswith(f"expected times of the draft at batch size {slots}, too, got those at batch size 8 alone")
+
+
+def test_tables_of_several_batch_sizes_are_costs_under_load(tmp_path):
+    tables = [CostTable(size, (1, 3), (10, 20), ((size, 2 * size), (size, 4 * size)), (0.1, 0.2)) for size in (1, 4)]
+    costs = LoadCost.of(tables)
+    assert [costs.target(4, 3, 10), costs.target(4, 2, 20), costs.target(2, 1, 10)] == [8, 10, 2]
+    assert costs.draft(4, 1, 20) == 0.2 and costs.draft(4, 3, 20) == pytest.approx(0.8), "it reads as the target does"
+    alone = LoadCost.of([CostTable(1, (1, 3), (10,), ((1, 2),))])
+    assert alone.draft(1, 3, 10) == alone.target(1, 3, 10) == 2, "the target's forwards stand for a draft's"
+    assert LoadCost.load(tables[1].save(tmp_path / "costs.json")).target(4, 3, 10) == 8
 
 
 def test_a_ratio_is_a_table_that_no_batch_changes():

@@ -27,7 +27,7 @@ PROMPTS = [[5, 9, 11, 7], [6, 3, 8], [12, 4], [9] * 12]
 
 
 def test_a_pair_is_values():
-    names = "target draft tokenizer drafts end_ids name head options chat_template_options unshared"
+    names = "target draft tokenizer drafts end_ids name head options chat_template_options unshared costs"
     assert {field.name for field in fields(ModelPair)} == set(names.split())
 
 

@@ -144,7 +144,9 @@ class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
     method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
-    batch_size: Annotated[Count, "prompts decoded together; the tokens do not depend on it"] = 8
+    batch_size: Annotated[
+        Count, "prompts decoded together; the tokens depend on it only where a rule weighs costs at this size"
+    ] = 8
     cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
     export: Annotated[bool, "write Spec-Bench's and SpecDec++'s formats, too; with times if batch_size is 1"] = False
     category: Annotated[str, "Spec-Bench's: translation, summarization, qa, rag, ...; or overall"] = "overall"
@@ -370,7 +372,7 @@ class UnderLoad(OnPrompts, Tracked):
     grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
     hardware: Annotated[Hardware | None, "model the costs instead, from a device's peak figures"] = None
     devices: Annotated[Count, "of hardware=...: how many the target is spread over"] = 1
-    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 10
+    rounds: Annotated[int, AtLeast(5), "timed forward passes per batch size, width and context; medians count"] = 5
     max_drafted: Annotated[
         Count | Literal["auto"],
         "most tokens of a round; auto: as many as the first texts say pay, at most 20, and deeper settings are left out",
@@ -447,7 +449,7 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     ] = None
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"] = 2
     batch_sizes: Annotated[list[Count], "also time forwards at these; writes costs.json; []: do not"] = []
-    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 24
+    rounds: Annotated[int, AtLeast(5), "timed forward passes per batch size, width and context; medians count"] = 5
     traces: Annotated[
         str | None,
         File(),

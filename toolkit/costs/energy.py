@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter, sleep
+from time import sleep
 from typing import Any
 
 import torch
 
+from toolkit.costs.clock import now
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
 
@@ -68,22 +69,15 @@ class EnergyMeter:
     def __enter__(self) -> EnergyMeter:
         if self._monitor is not None:
             self._monitor.begin_window("work", sync_execution=False, restart=True)
-        self._started = self._now()
+        self._started = now(self.devices)
         return self
 
     def __exit__(self, *_: object) -> None:
-        seconds, joules = self._now() - self._started, None
+        seconds, joules = now(self.devices) - self._started, None
         if self._monitor is not None:
             window = self._monitor.end_window("work", sync_execution=False)
             joules = sum(window.gpu_energy.values()) + sum((window.cpu_energy or {}).values())
         self.energy = Energy(joules, self.idle_watts, seconds, self.source)
-
-    def _now(self) -> float:
-        """Seconds on the clock, once the GPUs have done what was queued."""
-        for device in self.devices:
-            if torch.device(device).type == "cuda":
-                torch.cuda.synchronize(device)
-        return perf_counter()
 
 
 def open_monitor(devices: Sequence[str]) -> Any:

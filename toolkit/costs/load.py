@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import checked
-from toolkit.costs.table import interpolate
+from toolkit.costs.table import CostTable, interpolate
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import write_text
 from toolkit.files.text import first_line, lines_of
@@ -99,9 +99,9 @@ class LoadCost:
                         return f"expected times of the {name} at {axis} {at:g}, too, got those at {axis} {there} alone"
         return None
 
-    def warn(self, costs: str | None, batches: Sequence[float], widest: float = 1) -> None:
+    def warn(self, costs: str | CostTable | None, batches: Sequence[float], widest: float = 1) -> None:
         """Warn of what the table of a policy's `costs` lacks (None: it was not named)."""
-        if costs is not None and (lacking := self.lacks(batches, widest)):
+        if isinstance(costs, str) and (lacking := self.lacks(batches, widest)):
             warn(f"policy.costs={costs}: {lacking}; until then these count as equal")
 
     def beyond(self, batch: float, widest: float = 1) -> str | None:
@@ -136,9 +136,28 @@ class LoadCost:
         return cls(draft, target, RATIO, {"c": c, "column": column})
 
     @classmethod
+    def of(cls, tables: Sequence[CostTable]) -> LoadCost:
+        """The costs under load of one pair's tables at several batch sizes, ascending, of the same widths and contexts.
+
+        Tables time the draft over one token per row; reading more costs it as many times more as it costs the target. The
+        forward passes of a target without a draft stand for those of a draft.
+        """
+        first = tables[0]
+        axes = (
+            tuple(float(table.batch_size) for table in tables),
+            tuple(map(float, first.widths)),
+            tuple(map(float, first.contexts)),
+        )
+        target = np.array([table.target_seconds for table in tables], dtype=np.float64).transpose(0, 2, 1)
+        draft = target
+        if first.draft_seconds:
+            draft = np.array([table.draft_seconds for table in tables])[:, None] * target / target[:, :1]
+        return cls(CostGrid(*axes, draft), CostGrid(*axes, target), "measured", dict(first.machine))
+
+    @classmethod
     @checked
     def load(cls, path: Path | str) -> LoadCost:
-        """Read a JSON that `save` wrote, or a CSV with the columns model, batch, width, context, seconds.
+        """Read a JSON that `save` or `CostTable.save` wrote, or a CSV with the columns model, batch, width, context, seconds.
 
         Raises InputError for a missing or broken file, holes in the grid, and times that are not positive.
         """
@@ -152,13 +171,17 @@ class LoadCost:
         return _from_csv(path, text) if path.suffix == ".csv" else _from_json(path, text)
 
 
-def table_of(costs: str | None, c: float, column: float, batches: Sequence[float], widest: float) -> LoadCost:
+def table_of(
+    costs: str | CostTable | None, c: float, column: float, batches: Sequence[float], widest: float
+) -> LoadCost:
     """The table of a policy's `costs`, of its ratios if that is None. Warns of what rounds of these sizes ask beyond it."""
     if costs is None:
         return LoadCost.ratio(c, column)
+    if isinstance(costs, CostTable):
+        return LoadCost.of([costs])
     table = LoadCost.load(costs)
     table.warn(costs, batches, widest)
-    if table.fall is not None:
+    if table.fall is not None and "processor" not in table.about:  # medians of passes in turns are taken as measured
         warn(f"policy.costs={costs}: {table.fall}")
     return table
 
@@ -213,6 +236,8 @@ def _from_csv(path: Path, text: str) -> LoadCost:
 def _from_json(path: Path, text: str) -> LoadCost:
     try:
         content = json.loads(text)
+        if "target_seconds" in content:
+            return LoadCost.of([CostTable(**content)])
         grids = []
         for name in MODELS:
             part = content[name]

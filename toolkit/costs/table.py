@@ -89,6 +89,17 @@ class CostTable:
             raise InputError("cost table: expected draft_seconds for a method that drafts with a model, got none")
         return float(interpolate(self.contexts, self.draft_seconds, context))
 
+    def __str__(self) -> str:
+        """One line: milliseconds at the first context, and where they were measured."""
+        milliseconds = ", ".join(f"{1e3 * seconds:.3g}" for seconds in self.target_seconds[0])
+        draft = f", draft {1e3 * self.draft_seconds[0]:.3g} ms" if self.draft_seconds else ""
+        here = ", ".join(f"{value} {name}" if name == "threads" else str(value) for name, value in self.machine.items()
+                         if name in ("processor", "threads", "dtype"))  # fmt: skip
+        return (
+            f"target {milliseconds} ms over {', '.join(map(str, self.widths))} tokens{draft}, batch size "
+            f"{self.batch_size}; {here}"
+        )
+
     def save(self, path: Path | str) -> Path:
         """Write the table as JSON, whole or not at all."""
         return write_text(path, json.dumps(asdict(self), indent=1) + "\n")
@@ -103,7 +114,7 @@ class CostTable:
             raise InputError(f"expected a cost table at {path}: {error.strerror}") from None
         except (ValueError, TypeError, RecursionError) as error:
             reason = error if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-            raise InputError(f"{path} is not a cost table ({reason}); remove it, and it is measured again") from None
+            raise InputError(f"{path} is not a cost table ({reason})") from None
 
 
 def interpolate(points: Sequence[float], values: Any, at: float) -> Any:

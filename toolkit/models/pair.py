@@ -60,6 +60,8 @@ class ModelPair:
     head           folder of the acceptance head that ships with the pair, if one does
     chat_template_options  what the chat template is told beside the messages: {"enable_thinking": False}
     unshared       token ids that no draft proposes: special tokens that a draft's tokenizer calls otherwise or lacks
+    costs          of forward passes, for rules that weigh them and name none: "measured" on this machine, or "assumed" by
+                   the rules (the toy pair's)
     """
 
     target: Any
@@ -72,6 +74,7 @@ class ModelPair:
     options: EngineOptions = field(default_factory=EngineOptions)
     chat_template_options: Mapping[str, Any] = field(default_factory=dict)
     unshared: tuple[int, ...] = ()
+    costs: Literal["measured", "assumed"] = "measured"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -154,6 +157,7 @@ class ModelPair:
             else _load_model(source, dict(options, revision=draft_revision), device)
             for source in sources
         ]
+        embedded = all(Path(source).parent == TOY for source in (target, *sources))
         is_toy = Path(target) == TOY / "target" and sources == [TOY / "draft"] and (TOY / "head").exists()
         return cls(
             target=model,
@@ -165,6 +169,7 @@ class ModelPair:
             chat_template_options=dict(chat_template_options or {}),
             end_ids=None if end_ids is None else tuple(end_ids),
             unshared=unshared,
+            costs="assumed" if embedded else "measured",
         )
 
     @cached_property

@@ -32,6 +32,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import LoadCost, table_of
+from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.types import Drafted, Judged, Step
@@ -56,7 +57,7 @@ class BatchRate(StoppingPolicy):
     reads_states: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = True
     estimator: DrawnEstimator
-    costs: Annotated[str | None, File()] = None
+    costs: Annotated[str | CostTable | None, File()] = None
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.0
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.75

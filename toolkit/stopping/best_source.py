@@ -29,6 +29,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import table_of
+from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import CopyEstimator, DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.stopping.lookup_rate import LookupRate
@@ -60,7 +61,7 @@ class BestSource(StoppingPolicy):
     reads_matches: ClassVar[bool] = True
     estimator: DrawnEstimator
     copies: CopyEstimator
-    costs: Annotated[str | None, File()] = None
+    costs: Annotated[str | CostTable | None, File()] = None
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.05
     batch_size: Annotated[int, AtLeast(1)] = 1

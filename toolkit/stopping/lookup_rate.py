@@ -22,6 +22,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import table_of
+from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy
 from toolkit.types import Drafted, Judged, Step
@@ -44,7 +45,7 @@ class LookupRate(StoppingPolicy):
     needs_draft_model: ClassVar[bool] = False
     reads_matches: ClassVar[bool] = True
     estimator: CopyEstimator
-    costs: Annotated[str | None, File()] = None
+    costs: Annotated[str | CostTable | None, File()] = None
     column_cost: Annotated[float, AtLeast(0)] = 0.05
     batch_size: Annotated[int, AtLeast(1)] = 1
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2

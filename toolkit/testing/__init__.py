@@ -93,7 +93,7 @@ def tiny_llama(hidden_size: int, num_layers: int, seed: int, dtype: torch.dtype,
 def llama_pair(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> ModelPair:
     """Random Llamas, the same numbers on every device: states of 32 and 16, 97 tokens; token 5 ends a text."""
     target, draft = tiny_llama(32, 3, 0, dtype), tiny_llama(16, 2, 1, dtype)
-    return ModelPair(target=target.to(device), draft=draft.to(device))
+    return ModelPair(target=target.to(device), draft=draft.to(device), costs="assumed")
 
 
 def tiny_eagle3(
@@ -124,7 +124,7 @@ def table_pair(device: torch.device | str = "cpu") -> ModelPair:
     generator, on = torch.Generator().manual_seed(3), torch.device(device)
     tables = [TabularModel.random(3, 2, generator, sharpness=1.2) for _ in range(2)]
     target, draft = (TabularModel(model.probs.to(on), on) for model in tables)
-    return ModelPair(target=target, draft=draft, end_ids=(2,))
+    return ModelPair(target=target, draft=draft, end_ids=(2,), costs="assumed")
 
 
 def ragged_prompts(count: int, vocab_size: int = 97) -> list[list[int]]:

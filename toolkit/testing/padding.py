@@ -111,7 +111,7 @@ def padded_pair(
     target_model = pad_to_preset(pair.target, target_preset, seed)
     drafts = [pad_to_preset(model, draft_preset, seed) for model in pair.drafts]
     head = pair.head if draft_preset is None else None
-    return replace(pair, target=target_model, draft=None, drafts=drafts, name=name, head=head)
+    return replace(pair, target=target_model, draft=None, drafts=drafts, name=name, head=head, costs="measured")
 
 
 def pad_to_preset(model: Any, preset: str | None, seed: int = 0) -> Any:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis import advise, serving
+from analysis.loads import advice
 from analysis.loads.choosing import advised, best_lengths, sentences
 from analysis.loads.costs import DEVICES, SHAPES, Shape, modelled
 from data_gen.held_out import load_frozen
@@ -118,7 +119,7 @@ def test_drafts_of_one_name_are_told_apart():
     """As two heads of one draft are compared."""
     pair = ModelPair.toy()
     pair.drafts = (pair.draft, pair.draft)
-    given, names = advise._drafts(config.compose("advise", ["pair.draft=[toy/draft,toy/draft]"]), pair)
+    given, names = advice._drafts(config.compose("advise", ["pair.draft=[toy/draft,toy/draft]"]), pair)
     assert given == ["toy/draft", "toy/draft"] and names == ["toy/draft (0)", "toy/draft (1)"]
 
 
@@ -155,7 +156,7 @@ def test_prompts_stay_on_their_side_of_the_split():
         def __init__(self, number):
             self.id = number
 
-    first = [{p.id for p in part} for part in advise.split([One(i) for i in range(20)]).values()]
+    first = [{p.id for p in part} for part in advice.split([One(i) for i in range(20)]).values()]
     assert not first[0] & first[1] and len(first[0]) == 10
 
 

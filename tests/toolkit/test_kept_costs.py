@@ -1,0 +1,155 @@
+"""Cost tables of a machine: measured once, kept whole, measured again where a file is of no use, and handed to the rules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from toolkit import ModelPair, config, decode, generate, testing
+from toolkit.costs import kept
+from toolkit.costs.kept import costs_here, weighs_costs, with_costs
+from toolkit.costs.measure import CONTEXTS, WIDTHS, measure
+from toolkit.costs.table import CostTable
+from toolkit.runs.stage import read_manifest
+
+WEIGHING = ("batch_rate_confidence", "lookup_rate", "best_source")
+
+
+@pytest.fixture(autouse=True)
+def another_process(tmp_path, monkeypatch):
+    """A cache of its own, and nothing remembered from before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+    yield
+    forget()
+
+
+def forget():
+    kept._LOADED.clear()
+    kept._OF_PAIRS.clear()
+
+
+def tiny(**changes):
+    """A pair that measures its costs."""
+    return replace(testing.table_pair(), draft=None, **{"costs": "measured", **changes})
+
+
+def test_every_width_context_and_draft_is_measured():
+    toy = ModelPair.toy()
+    both = ModelPair(toy.target, drafts=[toy.draft, toy.target], tokenizer=toy.tokenizer)
+    first, second = measure(both, 2, repeats=1)
+    assert (first.batch_size, tuple(first.widths), tuple(first.contexts)) == (2, WIDTHS, CONTEXTS)
+    assert first.target_seconds == second.target_seconds and len(second.draft_seconds) == len(CONTEXTS)
+    assert {"processor", "threads", "dtype", "torch"} < set(first.machine) and first.machine["dtype"] == "float32"
+    assert measure(ModelPair(toy.target, tokenizer=toy.tokenizer), repeats=1)[0].draft_seconds == []
+
+
+def test_a_table_is_measured_once_and_kept(capsys):
+    ((table, path),) = costs_here(tiny(), 3)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(" ")[0] for line in said] == ["measuring", "costs"], "said beforehand, and what came out"
+    assert CostTable.load(path).target_seconds == table.target_seconds
+    assert costs_here(tiny(), 3)[0][0] is table and capsys.readouterr().err == ""
+    forget()
+    ((again, _),) = costs_here(tiny(), 3)
+    assert again.target_seconds == table.target_seconds and "measuring" not in capsys.readouterr().err
+    ((other, beside),) = costs_here(tiny(), 4)
+    assert other.batch_size == 4 and beside != path
+
+
+@pytest.mark.parametrize("damage", ["cut off", "another machine"])
+def test_a_file_of_no_use_is_measured_again(damage, capsys):
+    ((_, path),) = costs_here(tiny())
+    content = json.loads(path.read_text())
+    content["machine"]["processor"] = "another"
+    path.write_text(path.read_text()[:40] if damage == "cut off" else json.dumps(content))
+    forget()
+    capsys.readouterr()
+    ((table, _),) = costs_here(tiny())
+    lines = [line for line in capsys.readouterr().err.splitlines() if "measured again" in line]
+    assert len(lines) == 1 and str(path) in lines[0]
+    assert CostTable.load(path).machine == table.machine
+
+
+def test_without_a_cache_it_is_measured_and_one_line_says_so(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    ((table, path),) = costs_here(tiny())
+    assert not path.exists() and capsys.readouterr().err.count("cannot be written to") == 1
+    assert costs_here(tiny())[0][0] is table, "the process has one table"
+
+
+def test_two_processes_that_measure_at_once_have_one_table(tmp_path):
+    code = (
+        "from toolkit import testing; from dataclasses import replace; from toolkit.costs.kept import costs_here\n"
+        "pair = replace(testing.table_pair(), draft=None, costs='measured')\n"
+        "print(list(map(list, costs_here(pair)[0][0].target_seconds)))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first, second = (process.communicate()[0] for process in both)
+    assert [process.returncode for process in both] == [0, 0] and first == second
+
+
+@pytest.mark.parametrize("name", WEIGHING)
+def test_only_rules_without_costs_of_their_own_take_the_table(name, tmp_path):
+    policy = config.method(name).policy
+    taken = with_costs(policy, tiny(), 4)
+    assert isinstance(taken.costs, CostTable) and taken.costs.batch_size == 4 == getattr(taken, "batch_size", 4)
+    assert with_costs(policy, tiny(costs="assumed"), 4) is policy
+    for own in (f"policy.costs={taken.costs.save(tmp_path / 'costs.json')}", "policy.column_cost=.3"):
+        assert not weighs_costs(config.method(name, [own]).policy)
+    assert not weighs_costs(config.method("speculative").policy)
+
+
+@pytest.mark.parametrize("name", WEIGHING)
+def test_equal_tables_give_equal_texts_and_greedy_texts_are_always_the_same(name):
+    """Whether forward passes are dear or cheap; in a batch and alone."""
+    prompts = [[0, 1, 0, 1, 0], [1, 1, 0]]
+    cheap, dear = CostTable.ratio(0.01), CostTable.ratio(0.9, 0.9)
+
+    def texts(table, temperature):
+        method = config.method(name)
+        method = replace(method, policy=replace(method.policy, costs=table))
+        limits = {"max_new_tokens": 24, "temperature": temperature, "batch_size": 1}
+        return [list(g.token_ids) for g in generate(testing.table_pair(), prompts, method, **limits)]
+
+    assert texts(cheap, 1.0) == texts(cheap, 1.0)
+    plain = generate(testing.table_pair(), prompts, "autoregressive", max_new_tokens=24, temperature=0.0)
+    assert texts(cheap, 0.0) == texts(dear, 0.0) == [list(g.token_ids) for g in plain]
+
+
+def test_generate_measures_what_a_rule_weighs(capsys):
+    pair = tiny()
+    first = generate(pair, [[0, 1, 0, 1]], "lookup_rate", max_new_tokens=16, batch_size=2)
+    assert "at batch size 2, once" in capsys.readouterr().err
+    assert (
+        generate(pair, [[0, 1, 0, 1]], "lookup_rate", max_new_tokens=16, batch_size=2)[0].token_ids
+        == first[0].token_ids
+    )
+    generate(pair, [[0, 1]], "speculative", max_new_tokens=4)
+    generate(ModelPair.toy(), ["Q: "], "lookup_rate", max_new_tokens=4)
+    assert capsys.readouterr().err == "", "nothing else is measured: the toy pair's costs are assumed"
+
+
+def test_a_decoding_command_has_its_table_in_its_identity(tiny_overrides, tmp_path, capsys):
+    words = [*tiny_overrides, "prompts=toy_math", "prompts.limit=2", "sampling.max_new_tokens=6", "track=false"]
+    words += ["method=lookup_rate", f"paths.root_dir={tmp_path}"]
+    folder = decode.run(config.compose("decode", words))
+    manifest = read_manifest(folder)
+    path = Path(manifest["given"]["method.policy.costs"])
+    assert manifest["config"]["method"]["policy"]["batch_size"] == manifest["batch_size"] == 8
+    forget()
+    capsys.readouterr()
+    assert decode.run(config.compose("decode", words)) == folder, "the same table: finished work"
+    assert "measuring" not in capsys.readouterr().err
+    table = CostTable.load(path)
+    replace(table, target_seconds=[[9.0] * len(WIDTHS)] * len(CONTEXTS)).save(path)
+    forget()
+    assert decode.run(config.compose("decode", words)) != folder, "another table, another text"
+    own = decode.run(config.compose("decode", [*words, "method.policy.column_cost=.3"]))
+    assert "method.policy.costs" not in (read_manifest(own).get("given") or {})

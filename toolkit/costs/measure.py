@@ -1,0 +1,94 @@
+"""Measure what forward passes cost here: every width of the target and every draft, in turns, medians of several.
+
+A forward pass is one call of a session's `extend`, its bookkeeping included, as decoding makes it. What the cache holds does
+not change its time: contexts are not read, their keys and values are zeros.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from toolkit.costs.clock import Stopwatch
+from toolkit.costs.table import CostTable
+from toolkit.engine import Session
+from toolkit.engine.engine import engine_of
+from toolkit.models.pair import ModelPair
+
+WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens of a target's forward pass
+CONTEXTS = (128, 512)  # tokens before them
+REPEATS = 5
+WARM_UP = 6  # forward passes of a shape that are not counted, where they are captured
+
+
+def measure(
+    pair: ModelPair,
+    batch_size: int = 1,
+    widths: Sequence[int] = WIDTHS,
+    contexts: Sequence[int] = CONTEXTS,
+    repeats: int = REPEATS,
+) -> list[CostTable]:
+    """The cost table of each draft of a pair; of a target alone one without a draft's times.
+
+    Widths and contexts that the models cannot read are left out or cut.
+    """
+    widths = [width for width in widths if width == 1 or width <= pair.max_length // 2]
+    contexts = sorted({min(context, pair.max_length - widths[-1]) for context in contexts})
+    with engine_of(pair).sessions(batch_size, contexts[-1] + widths[-1]) as sessions:
+        device = sessions.target.index.device
+        tokens = torch.arange(widths[-1], device=device).expand(batch_size, -1) % pair.vocab_size
+        forwards = [*((sessions.target, width) for width in widths), *((draft, 1) for draft in sessions.drafts)]
+        watches = [[Stopwatch(session.index.device) for session, _ in forwards] for _ in contexts]
+        warm_up = WARM_UP if sessions.fixed_rows else 0
+        for _ in range(warm_up + repeats):
+            for context, row in zip(contexts, watches, strict=True):
+                for (session, width), watch in zip(forwards, row, strict=True):
+                    _hold(sessions.target, context)
+                    _hold(session, context)
+                    with watch:
+                        session.extend(tokens[:, :width], last=width)
+        seconds = [[median(watch.seconds[warm_up:]) for watch in row] for row in watches]
+    target = [row[: len(widths)] for row in seconds]
+    drafts = [[row[number] for row in seconds] for number in range(len(widths), len(forwards))]
+    facts = machine_of(pair)
+    return [CostTable(batch_size, widths, contexts, target, draft, facts) for draft in drafts or [[]]]
+
+
+def _hold(session: Session, length: int) -> None:
+    """Let the cache of every row hold `length` tokens; those that it has not read are zeros."""
+    rows = list(range(session.index.num_rows))
+    session.truncate([length] * len(rows))
+    if session.lengths[0] < length:
+        session.index.place(rows, length - session.lengths[0], None, None)
+
+
+def machine_of(pair: ModelPair) -> dict[str, Any]:
+    """What the times of a pair hold for."""
+    device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else processor()
+    return {
+        "processor": device,
+        "threads": torch.get_num_threads(),
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "packed": bool(getattr(engine_of(pair), "packed", False)),
+    }
+
+
+@cache
+def processor() -> str:
+    """The processor's name; where the system tells it, with its family and model, as clouds give many the same name."""
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split("\n"):
+            name, _, value = line.partition(":")
+            facts[name.strip()] = value.strip()
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
