@@ -24,9 +24,8 @@ from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
-from toolkit.trace.replay import draft
-from toolkit.trace.rounds import Geometry
-from toolkit.trace.tally import JudgedLengths, Sent
+from toolkit.trace.replay import JudgedLengths, Sent, draft
+from toolkit.trace.steps import Geometry
 
 Floats = NDArray[np.float64]
 SEED = 0

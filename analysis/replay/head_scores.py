@@ -21,7 +21,7 @@ from toolkit.acceptance.calibration.scores import CalibrationScores, label_entro
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.trace import Trace
-from toolkit.trace.rounds import Geometry, logits_at, step_at
+from toolkit.trace.steps import Geometry, logits_at, step_at
 
 
 def drawn_samples(trace: Trace, logits: Tensor, preread: bool) -> tuple[Tensor, Tensor, Tensor]:

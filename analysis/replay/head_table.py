@@ -33,9 +33,8 @@ from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.stage import open_stage
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 from toolkit.trace import Trace, bounds
-from toolkit.trace.replay import sweep_levels
+from toolkit.trace.replay import Replayed, sweep_levels
 from toolkit.trace.store import SUMMARY, read_traces
-from toolkit.trace.tally import Replayed
 
 FIXED = "fixed K"
 PREREAD_SHORTEST = 1  # tokens: a pre-read head speaks of the next token before any later one is drafted

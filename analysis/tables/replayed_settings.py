@@ -24,9 +24,8 @@ from toolkit.models.teacher import Text
 from toolkit.trace import Trace
 from toolkit.trace.bounds import at_price
 from toolkit.trace.copies import Copies
-from toolkit.trace.replay import replay
+from toolkit.trace.replay import Replayed, replay
 from toolkit.trace.store import Store
-from toolkit.trace.tally import Replayed
 from toolkit.trace.view import piece, token_rounds
 from toolkit.types import Counts
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from analysis import heads, timing
-from analysis.replay import head_table
 from analysis.replay.head_folders import side_by_side
 from analysis.replay.head_scores import drawn_samples
 from analysis.tables.files import read_table
@@ -149,10 +148,11 @@ def test_settings_come_from_the_heads_own_folders(made):
     assert (made["states"] / "pareto.png").stat().st_size > 10_000
 
 
-def test_finished_work_is_kept(made, tiny_overrides, recorded, folders, monkeypatch):
-    monkeypatch.setattr(head_table, "_study", None)
+def test_finished_work_is_kept(made, tiny_overrides, recorded, folders):
+    files = [made["states"] / name for name in ("heads.parquet", "thresholds.parquet")]
+    times = [path.stat().st_mtime_ns for path in files]
     again = options(tiny_overrides, recorded["states"], folders.values(), f"paths.output_dir={made['states']}")
-    assert heads.run(again) == made["states"]
+    assert heads.run(again) == made["states"] and [path.stat().st_mtime_ns for path in files] == times
 
 
 def test_thresholds_from_other_traces(tiny_overrides, elsewhere, recorded, folders, tmp_path):

@@ -45,9 +45,8 @@ from toolkit.models.teacher import Text, distributions_along, picked
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Fixed, Thresholded
 from toolkit.trace import Trace
-from toolkit.trace.replay import by_starts, first_below, score_table, visits, walk
-from toolkit.trace.rounds import Geometry
-from toolkit.trace.tally import Replayed
+from toolkit.trace.replay import Replayed, by_starts, first_below, score_table, visits, walk
+from toolkit.trace.steps import Geometry
 
 Array = NDArray[np.float64]
 

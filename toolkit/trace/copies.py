@@ -18,7 +18,7 @@ from toolkit.decoding.proposers.copying import NOTHING, Copy, CopyProposer
 from toolkit.models.teacher import Text
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State
-from toolkit.trace.rounds import Geometry
+from toolkit.trace.steps import Geometry
 
 
 class Copies:

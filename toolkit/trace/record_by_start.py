@@ -29,7 +29,7 @@ from toolkit.models.teacher import Text, readings_along, seen_before
 from toolkit.sampling import Sampling, draw, row_generator, warp
 from toolkit.trace import Trace, join
 from toolkit.trace.record import RecordedText, Recorder, decided
-from toolkit.trace.rounds import Geometry
+from toolkit.trace.steps import Geometry
 from toolkit.types import DraftStep
 
 PER_START = ("accepted", "chance", "text_prob")

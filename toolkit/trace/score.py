@@ -20,8 +20,7 @@ from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer, recorded_name, scorers
 from toolkit.trace import Trace
-from toolkit.trace.rounds import Geometry, step_at
-from toolkit.trace.step import RecordedStep
+from toolkit.trace.steps import Geometry, RecordedStep, step_at
 from toolkit.types import Step
 
 CHUNK = 16384  # steps scored at a time

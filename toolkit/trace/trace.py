@@ -90,7 +90,7 @@ class Trace:
     alpha [S]           sum_x min(p, q)(x) there; likewise
     estimates           head's name -> its raw logits. An acceptance head has [S], from the state that produced q, about the
                         token *before*. A pre-read head has [S, 2], about the drawn token and the one after it. Heads that
-                        read the depth in the round have them per start and depth (`toolkit.trace.rounds.logits_at`)
+                        read the depth in the round have them per start and depth (`toolkit.trace.steps.logits_at`)
     hidden [S, D]       that state in the draft's number format, if it was recorded; `Rows` where it lies in several files
     text_tokens [P]     the text's own token: the drafted one where it was accepted; None in recordings of older versions
     text_prob [P]       its probability in the draft's unwarped distribution; likewise

@@ -12,7 +12,7 @@ import torch
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace
 from toolkit.trace.replay import replay_rounds
-from toolkit.trace.rounds import Geometry, logits_at, step_at
+from toolkit.trace.steps import Geometry, logits_at, step_at
 
 
 def token_rounds(trace: Trace, policy: StoppingPolicy, texts: list[int], tokenizer: Any) -> list[list[dict[str, Any]]]:

@@ -30,8 +30,7 @@ from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
 from toolkit.models.teacher import hidden_size
 from toolkit.trace import Trace
-from toolkit.trace.rounds import Geometry, step_at
-from toolkit.trace.step import RecordedStep
+from toolkit.trace.steps import Geometry, RecordedStep, step_at
 from toolkit.trace.store import SUMMARY, check_final_states, read_traces
 from toolkit.trace.trace import within
 from toolkit.training.batches import Examples

@@ -1,6 +1,5 @@
 """A training's last act: its head is replayed at every threshold, and what cannot be replayed is said before the training."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,9 +9,9 @@ from pytorch_lightning.loggers import WandbLogger
 
 from analysis.replay.closing_frontier import LEVELS, ReplayedFrontier, _best, replayed
 from analysis.replay.head_folders import threshold_policy
-from tests.toolkit.trace.plain import MOST, small_trace
+from tests.toolkit.trace.plain import MOST
 from toolkit import metrics, testing
-from toolkit.acceptance import AcceptanceHead, PrereadHead
+from toolkit.acceptance import AcceptanceHead
 from toolkit.acceptance.folder import scorer_with
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_json
@@ -23,17 +22,6 @@ from toolkit.trace.replay import replay
 from toolkit.trace.score import with_logits
 from toolkit.trace.store import SUMMARY, file_name
 from toolkit.training.checkpoints import BEST, folder_of
-
-
-@pytest.fixture(scope="module")
-def trace():
-    return small_trace(hidden=True, upper_bound=True)
-
-
-@pytest.fixture(scope="module")
-def heads():
-    torch.manual_seed(0)
-    return AcceptanceHead(9, log_w_rej=math.log(3.0)), PrereadHead(9, 3, width=4, log_w_rej=math.log(2.0))
 
 
 def test_a_frontier_has_a_line_for_every_threshold(trace, heads):

@@ -14,27 +14,13 @@ from analysis.replay.head_scores import drawn_samples, head_scores
 from analysis.tables.bootstrap import Bootstrap
 from tests.toolkit.trace.plain import Text, small_trace
 from toolkit import testing
-from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.acceptance.folder import scorer_with
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
 from toolkit.stopping import Rate, Survival
 from toolkit.trace import score
-from toolkit.trace.step import RecordedStep
-
-SIZE = 9  # rows of the draft's table: its states
-
-
-@pytest.fixture(scope="module")
-def trace():
-    return small_trace(hidden=True, upper_bound=True)
-
-
-@pytest.fixture(scope="module")
-def heads():
-    torch.manual_seed(0)
-    return AcceptanceHead(SIZE, log_w_rej=math.log(3.0)), PrereadHead(SIZE, 3, width=4, log_w_rej=math.log(2.0))
+from toolkit.trace.steps import RecordedStep
 
 
 @pytest.fixture(scope="module")

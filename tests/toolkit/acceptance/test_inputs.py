@@ -22,7 +22,7 @@ from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, StoppingPolicy
 from toolkit.trace.record import Recorder
 from toolkit.trace.score import named_scorers, recorded_logits
-from toolkit.trace.step import RecordedStep
+from toolkit.trace.steps import RecordedStep
 from toolkit.verification.rules.rejection import Rejection
 
 H, MOST, LENGTH = 3, 5, 14

@@ -17,7 +17,7 @@ from toolkit.config import compose, instantiate
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import assistant
 from toolkit.trace.replay import replay
-from toolkit.trace.step import RecordedStep
+from toolkit.trace.steps import RecordedStep
 from toolkit.trace.store import read_traces
 from toolkit.training import TracedData
 from toolkit.training.console import EpochLines

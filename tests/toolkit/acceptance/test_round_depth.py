@@ -24,9 +24,8 @@ from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.trace import join, score
 from toolkit.trace.record import Recorder
 from toolkit.trace.replay import by_rounds, by_starts
-from toolkit.trace.rounds import Geometry, logits_at, step_at
 from toolkit.trace.score import named_scorers, with_logits
-from toolkit.trace.step import RecordedStep
+from toolkit.trace.steps import Geometry, RecordedStep, logits_at, step_at
 from toolkit.training import MixedData
 from toolkit.training.recorded import TracedStates, drawn_depths
 

@@ -22,8 +22,8 @@ from toolkit.models.teacher import states_and_logits_of
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.trace.record import Recorder
-from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.score import named_scorers, recorded_logits
+from toolkit.trace.steps import Geometry, step_at
 from toolkit.training import MixedData
 from toolkit.training.online import MixedTexts, earlier_at
 

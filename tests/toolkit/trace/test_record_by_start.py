@@ -25,7 +25,7 @@ from toolkit.trace import Trace, join
 from toolkit.trace.bounds import oracle, true_probability
 from toolkit.trace.record_by_start import StartRecorder
 from toolkit.trace.replay import by_starts, replay
-from toolkit.trace.rounds import Geometry, step_at
+from toolkit.trace.steps import Geometry, step_at
 from toolkit.trace.store import read_traces
 from toolkit.training import TracedData
 from toolkit.training.recorded import visited

@@ -21,8 +21,8 @@ from toolkit.stopping import Bounded, Confidence, Fixed, Survival, Svip, Tail
 from toolkit.trace.copies import Copies
 from toolkit.trace.record import Recorder
 from toolkit.trace.replay import by_rounds, by_starts, sweep_levels
-from toolkit.trace.rounds import Geometry
 from toolkit.trace.score import named_scorers
+from toolkit.trace.steps import Geometry
 from toolkit.types import Counts, Verdict
 from toolkit.verification import TextRule
 

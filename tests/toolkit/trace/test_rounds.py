@@ -17,7 +17,7 @@ from toolkit.trace import bounds as upper_bound
 from toolkit.trace import replay as policies
 from toolkit.trace import view as token_view
 from toolkit.trace.replay import by_rounds, by_starts, sweep_levels
-from toolkit.trace.rounds import Geometry, step_at
+from toolkit.trace.steps import Geometry, step_at
 from toolkit.types import Counts
 
 

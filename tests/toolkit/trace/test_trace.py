@@ -14,7 +14,7 @@ from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.runs import stage
 from toolkit.trace import Trace, join
-from toolkit.trace.step import RecordedStep
+from toolkit.trace.steps import RecordedStep
 from toolkit.trace.store import file_name, read_file, read_traces
 from toolkit.trace.trace import Rows
 
