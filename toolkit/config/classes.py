@@ -121,16 +121,14 @@ def _keys_of(target: str) -> Keys:
 
 def _hints(owner: Any) -> dict[str, Any]:
     """The annotations of a function or a dataclass; Any for one that cannot be evaluated."""
-    try:
-        return typing.get_type_hints(owner, include_extras=True)
-    except Exception:  # names that only a type checker imports
-        hints = {}
+    hints = {}
     for part in [*getattr(owner, "__mro__", (owner,))][::-1]:
-        names = vars(sys.modules[part.__module__])
         for name, annotation in inspect.get_annotations(part).items():
             try:
-                hints[name] = eval(annotation, names) if isinstance(annotation, str) else annotation
-            except Exception:
+                hints[name] = (
+                    eval(annotation, vars(sys.modules[part.__module__])) if isinstance(annotation, str) else annotation
+                )
+            except Exception:  # names that only a type checker imports
                 hints[name] = Any
     return hints
 
