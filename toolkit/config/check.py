@@ -34,6 +34,8 @@ from toolkit.files.text import first_line
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 
+Nodes = list[tuple[str, Mapping[str, Any]]]  # paths, and the mappings there that name a class
+
 LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
 THERE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
 
@@ -50,7 +52,8 @@ def check(config: Any, config_name: str, *, complete: bool = True, values: bool 
         walk.value("", content, Any)
     else:
         walk.keys("", content, keys_of(section), getattr(section, "appended", ()), whole=True)
-    for path, node in walk.nodes:  # grows on the way
+    nodes, walk.waiting = walk.waiting, None
+    for path, node in nodes or ():
         walk.node(path, node)
     method = content.get("method")
     if values and section is not None and is_node(method) and MISSING not in flatten(method).values():
@@ -90,7 +93,7 @@ class _Walk:
 
     def __init__(self, complete: bool, values: bool):
         self.complete, self.judged = complete, values
-        self.nodes: list[tuple[str, Mapping[str, Any]]] = []  # classes to be looked at
+        self.waiting: Nodes | None = []  # while the command's own keys are looked at
 
     def keys(
         self,
@@ -125,8 +128,7 @@ class _Walk:
         if value == MISSING:
             return _missing(path, annotation, meaning) if self.complete else None
         if is_node(value) and not all(map(is_known, options(annotation))):
-            self.nodes.append((path, value))
-            return None
+            return self.node(path, value) if self.waiting is None else self.waiting.append((path, value))
         section = section_in(annotation)
         if isinstance(value, Mapping) and section is Grid:
             return methods.check_grid(value, self.value) if self.judged else None

@@ -21,6 +21,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Annotated, Any, Literal, Union
 
 from toolkit.config.files import escaped, plain, with_texts
@@ -49,7 +50,8 @@ def no_such(key: str, target: str) -> InputError:
     if reason is None and module in MOVED:
         return InputError(f"{key}: {target} is {MOVED[module]}.{name} now")
     if reason is None and module in sys.modules:
-        names = [name for name, value in vars(sys.modules[module]).items() if callable(value) and name[0] != "_"]
+        content = vars(sys.modules[module]).items()
+        names = [name for name, value in content if isinstance(value, type | FunctionType) and name[0] != "_"]
         return unknown_name(key, name, names, f"in {module}")
     reason = reason or (f"no module {module}" if module else "it names no module")
     return InputError(f"{key}: expected a class or function that can be imported, got {target}: {reason}")
@@ -90,7 +92,7 @@ def _keys_of(target: str) -> Keys:
     except (TypeError, ValueError):  # compiled
         return Keys(takes_any=True)
     if inspect.isclass(thing):
-        owner = next(kind for kind in thing.__mro__ if "__init__" in vars(kind))  # the nearest constructor counts
+        owner: Any = next(kind for kind in thing.__mro__ if "__init__" in vars(kind))  # the nearest constructor counts
         is_dataclass = "__dataclass_fields__" in vars(owner)
         hints = _hints(owner if is_dataclass else owner.__init__)
         documented = [owner.__init__, *thing.__mro__]
@@ -107,7 +109,7 @@ def _keys_of(target: str) -> Keys:
     keys = {}
     for parameter in named:
         annotation = _held(hints.get(parameter.name, Any))
-        default = parameter.default if isinstance(parameter.default, (*PLAIN, list, tuple)) else None
+        default: Any = parameter.default if isinstance(parameter.default, (*PLAIN, list, tuple)) else None
         default = REQUIRED if parameter.default is parameter.empty else default
         meaning = meaning_of(annotation) or meanings.get(parameter.name, "")
         keys[parameter.name] = Key(parameter.name, annotation, meaning, default)
@@ -119,16 +121,14 @@ def _keys_of(target: str) -> Keys:
 
 def _hints(owner: Any) -> dict[str, Any]:
     """The annotations of a function or a dataclass; Any for one that cannot be evaluated."""
-    try:
-        return typing.get_type_hints(owner, include_extras=True)
-    except Exception:  # names that only a type checker imports
-        hints = {}
+    hints = {}
     for part in [*getattr(owner, "__mro__", (owner,))][::-1]:
-        names = vars(sys.modules[part.__module__])
         for name, annotation in inspect.get_annotations(part).items():
             try:
-                hints[name] = eval(annotation, names) if isinstance(annotation, str) else annotation
-            except Exception:
+                hints[name] = (
+                    eval(annotation, vars(sys.modules[part.__module__])) if isinstance(annotation, str) else annotation
+                )
+            except Exception:  # names that only a type checker imports
                 hints[name] = Any
     return hints
 

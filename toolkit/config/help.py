@@ -93,7 +93,7 @@ def _entries(prefix: str, values: Mapping[str, Any], declared: Keys, every: bool
             yield from _entries(f"{prefix}{name}.", value, keys_below(value, key.annotation) or Keys())
         elif name in values:
             yield from _entry(f"{prefix}{name}", key, _value(value))
-        elif every and name in entries and key.meaning and is_known(key.annotation):
+        elif every and name in entries and key.meaning and all(map(is_known, options(key.annotation))):
             plus = "+" if is_node(values) else ""
             yield from _entry(f"{plus}{prefix}{name}", key, "" if key.default is REQUIRED else _value(key.default))
 

@@ -26,8 +26,9 @@ class Method:
     policy             when to stop drafting
     rule               which drafted tokens are kept
     proposer           how drafts are drawn: a chain by default
-    min_drafted, max_drafted  bounds of a round, inclusive
-    draft_temperature  the draft's own temperature; None: the sampling's
+    min_drafted        fewest tokens of a round, whatever the policy says
+    max_drafted        most tokens of a round
+    draft_temperature  of the draft alone; None: the sampling's
     beams              several texts per row, and how they are chosen; None: one text
     Raises InputError for parts that do not go together.
     """

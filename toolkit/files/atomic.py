@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +125,6 @@ def _move_in(temporary: Path, path: Path) -> None:
         if home is not None:
             journal.note(path / name, sha256=journal.digest(temporary / name))
         os.replace(temporary / name, path / name)
-
-
-def copy_file(source: Path, path: Path | str) -> Path:
-    return write_atomic(path, partial(shutil.copyfile, source))
 
 
 def write_text(path: Path | str, text: str) -> Path:
