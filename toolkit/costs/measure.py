@@ -37,7 +37,8 @@ def measure(
 ) -> list[CostTable]:
     """The cost table of each draft of a pair; of a target alone one without a draft's times.
 
-    Widths and contexts that the models cannot read are left out or cut.
+    Widths and contexts that the models cannot read are left out or cut. `machine["spread"]` is how far the repeats of one time
+    lie apart, as a share of it: the median over all times.
     """
     widths = [width for width in widths if width == 1 or width <= pair.max_length // 2]
     contexts = sorted({min(context, pair.max_length - widths[-1]) for context in contexts})
@@ -54,10 +55,12 @@ def measure(
                     _hold(session, context)
                     with watch:
                         session.extend(tokens[:, :width], last=width)
-        seconds = [[median(watch.seconds[warm_up:]) for watch in row] for row in watches]
+        laps = [[watch.seconds[warm_up:] for watch in row] for row in watches]
+    seconds = [[median(times) for times in row] for row in laps]
+    spread = median((max(times) - min(times)) / median(times) for row in laps for times in row)
     target = [row[: len(widths)] for row in seconds]
     drafts = [[row[number] for row in seconds] for number in range(len(widths), len(forwards))]
-    facts = machine_of(pair)
+    facts = {**machine_of(pair), "spread": round(spread, 3)}
     return [CostTable(batch_size, widths, contexts, target, draft, facts) for draft in drafts or [[]]]
 
 
