@@ -48,6 +48,8 @@ def test_every_width_context_and_draft_is_measured():
     assert first.target_seconds == second.target_seconds and len(second.draft_seconds) == len(CONTEXTS)
     assert {"processor", "threads", "dtype", "torch"} < set(first.machine) and first.machine["dtype"] == "float32"
     assert measure(ModelPair(toy.target, tokenizer=toy.tokenizer), repeats=1)[0].draft_seconds == []
+    (large,) = measure(tiny(), 2**12, widths=(1, 2), repeats=1)
+    assert large.contexts == [4], "a large batch takes no more memory"
 
 
 def test_a_table_is_measured_once_and_kept(capsys):

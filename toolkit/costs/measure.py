@@ -25,6 +25,7 @@ from toolkit.models.pair import ModelPair
 WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens of a target's forward pass
 CONTEXTS = (128, 512)  # tokens before them
 REPEATS = 5
+HELD = 2**14  # tokens of all rows, at most, that caches hold: large batches are measured at shorter contexts
 WARM_UP = 6  # forward passes of a shape that are not counted, where they are captured
 
 
@@ -37,11 +38,12 @@ def measure(
 ) -> list[CostTable]:
     """The cost table of each draft of a pair; of a target alone one without a draft's times.
 
-    Widths and contexts that the models cannot read are left out or cut. `machine["spread"]` is how far the repeats of one time
-    lie apart, as a share of it: the median over all times.
+    Widths and contexts that the models cannot read, or that take too much memory, are left out or cut. `machine["spread"]` is
+    how far the repeats of one time lie apart, as a share of it: the median over all times.
     """
     widths = [width for width in widths if width == 1 or width <= pair.max_length // 2]
-    contexts = sorted({min(context, pair.max_length - widths[-1]) for context in contexts})
+    longest = max(min(pair.max_length - widths[-1], HELD // batch_size), 1)
+    contexts = sorted({min(context, longest) for context in contexts})
     with engine_of(pair).sessions(batch_size, contexts[-1] + widths[-1]) as sessions:
         device = sessions.target.index.device
         tokens = torch.arange(widths[-1], device=device).expand(batch_size, -1) % pair.vocab_size
