@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from toolkit import config
+from toolkit.config.notes import AtLeast
 from toolkit.config.values import checked
 from toolkit.costs.kept import with_costs
 from toolkit.decoding import Method, Sampling, decode
@@ -36,7 +37,7 @@ def generate(
     end_ids: Sequence[int] = (),
     generation_config: bool = False,
     seed: int = 0,
-    batch_size: int = 8,
+    batch_size: Annotated[int, AtLeast(1)] = 8,
     head: str | None = None,
     overrides: Sequence[str] = (),
     config_dir: str | Path | None = None,

@@ -63,7 +63,7 @@ def advise_by_replay(cfg: commands.Advise) -> Path:
         settings += [replace(each, parameters={**each.parameters, "draft_temperature": 0}) for each in fixed]
     if heads is not None and len(heads) != len(pair.drafts):
         raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
-    sources, names = _drafts(cfg, pair)
+    sources, names = drafts_of(cfg, pair)
     each = zip(pair.drafts, names, heads or [pair.head] * len(names), strict=True)
     singles = [replace(pair, draft=draft, drafts=(), head=head, name=name) for draft, name, head in each]
     shared = [*parts["dev"], *parts["test"]], sampling, cfg.batch_size
@@ -148,7 +148,8 @@ def _recorded(
     return [*candidates, candidate(alone, copying)] if len(copying) > 1 else candidates
 
 
-def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
+def drafts_of(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
+    """Where each draft of the pair comes from, and a short name of its own for it."""
     sources = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
     sources = [str(name) for name in ([sources] if isinstance(sources, str) else sources)]
     if len(sources) != len(pair.drafts):

@@ -137,7 +137,9 @@ def costs_of(
             for pair in pairs
         ]
         return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
-    pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs if other.draft is not None])
+    pair = pairs[0]
+    if len(pairs) > 1:  # all drafts take turns beside one target
+        pair = replace(pair, draft=None, drafts=[other.draft for other in pairs])
     sizes = sorted({1, *batch_sizes})
     by_size = [[table for table, _ in costs_here(pair, size, cfg.rounds)] for size in sizes]
     tables = [LoadCost.of(of_draft) for of_draft in zip(*by_size, strict=True)]

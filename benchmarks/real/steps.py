@@ -124,7 +124,6 @@ def costs(kind: str = "") -> None:
     words = [
         "num_drafted=[1,2,4,8]",  # copies are long
         "batch_sizes=[1,8]",
-        "rounds=8",
         "prompts.limit=8",
         f"sampling.max_new_tokens={TOKENS}",
     ]
@@ -238,7 +237,7 @@ def greedy() -> None:
 def advice() -> None:
     """The advice that a user gets: for the target alone, and with the draft; 24 questions of the training side."""
     words = ["prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", "prompts.limit=24", "batch_sizes=[1,8]"]
-    words += [f"sampling.max_new_tokens={TOKENS}", "rounds=8"]
+    words.append(f"sampling.max_new_tokens={TOKENS}")
     note("advice alone", str(stage("analysis.advise", *target_words(), "pair.draft=null", *words)))
     note("advice", str(stage("analysis.advise", *pair_words(), *words)))
 

@@ -77,8 +77,9 @@ def test_the_command_ends_with_a_sentence_and_finds_its_work_finished(tmp_path, 
     generator = np.random.default_rng(0)
     lines = [answer([int(n) for n in generator.multinomial(40, [0.1, 0.1, 0.1, 0.1, 0.6])]) for _ in range(30)]
     path = write(tmp_path, *lines)
-    cfg = config.compose("advise", [f"responses={path}", "cost_ratio=.05", f"paths.output_dir={tmp_path}/out"])
+    cfg = config.compose("advise", [f"responses={path}", "cost_ratio=.05", f"paths.root_dir={tmp_path}"])
     folder = advise.run(cfg)
+    assert folder.name.startswith("advise-")
     first = capsys.readouterr().out
     assert "Draft 4 tokens (the longest that was served: serve a longer one to see further): " in first
     assert read_table(folder, "lengths").num_drafted.tolist() == [0, 1, 2, 3, 4]

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,6 +31,7 @@ from toolkit.files.digests import cache_folder
 from toolkit.models.fingerprint import adapters
 from toolkit.models.pair import ModelPair
 
+WIDE = 0.4  # spread of the repeats beyond which a line says so
 FIGURES = ("cost_ratio", "column_cost")  # what a rule assumes without a table
 Kept = list[tuple[CostTable, Path]]
 _LOADED: dict[Path, CostTable] = {}  # of this process
@@ -40,7 +41,7 @@ _MEASURING = threading.RLock()
 
 def weighs_costs(policy: Any) -> bool:
     """Whether a rule weighs forward passes and names no costs: neither a table, nor figures other than its defaults."""
-    named = {field.name: field for field in fields(policy)}
+    named = {field.name: field for field in fields(policy)} if is_dataclass(policy) else {}
     assumes = all(getattr(policy, name) == named[name].default for name in FIGURES if name in named)
     return "costs" in named and policy.costs is None and assumes
 
@@ -65,7 +66,7 @@ def costs_here(pair: ModelPair, batch_size: int = 1, repeats: int = REPEATS) -> 
             with engine_of(pair).sessions(1, 1):
                 machine = machine_of(pair)  # once the engine has packed its weights, or has not
             what = [_form(pair.target), machine, batch_size, WIDTHS, CONTEXTS, repeats]
-            drafts = [_form(draft) for draft in pair.drafts] or [None]
+            drafts = [_form(draft) for draft in pair.drafts] or [[]]
             folder = cache_folder() / "costs"
             paths = [folder / f"{content_hash([draft, *what], length=24)}.json" for draft in drafts]
             of_pair[wanted] = list(zip(_tables(pair, machine, batch_size, repeats, paths), paths, strict=True))
@@ -105,6 +106,11 @@ def _measured(pair: ModelPair, batch_size: int, repeats: int, paths: list[Path])
         file=sys.stderr,
     )
     tables = measure(pair, batch_size, repeats=repeats)
+    if (spread := tables[0].machine["spread"]) > WIDE:
+        print(
+            f"these times vary by {spread:.0%} between repeats: remove {paths[0]} to measure again on a quieter machine",
+            file=sys.stderr,
+        )
     for path, table in zip(paths, tables, strict=True):
         try:
             table.save(path)

@@ -25,6 +25,7 @@ from toolkit.models.pair import ModelPair
 WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens of a target's forward pass
 CONTEXTS = (128, 512)  # tokens before them
 REPEATS = 5
+HELD = 2**14  # tokens of all rows, at most, that caches hold: large batches are measured at shorter contexts
 WARM_UP = 6  # forward passes of a shape that are not counted, where they are captured
 
 
@@ -37,10 +38,12 @@ def measure(
 ) -> list[CostTable]:
     """The cost table of each draft of a pair; of a target alone one without a draft's times.
 
-    Widths and contexts that the models cannot read are left out or cut.
+    Widths and contexts that the models cannot read, or that take too much memory, are left out or cut. `machine["spread"]` is
+    how far the repeats of one time lie apart, as a share of it: the median over all times.
     """
     widths = [width for width in widths if width == 1 or width <= pair.max_length // 2]
-    contexts = sorted({min(context, pair.max_length - widths[-1]) for context in contexts})
+    longest = max(min(pair.max_length - widths[-1], HELD // batch_size), 1)
+    contexts = sorted({min(context, longest) for context in contexts})
     with engine_of(pair).sessions(batch_size, contexts[-1] + widths[-1]) as sessions:
         device = sessions.target.index.device
         tokens = torch.arange(widths[-1], device=device).expand(batch_size, -1) % pair.vocab_size
@@ -54,10 +57,12 @@ def measure(
                     _hold(session, context)
                     with watch:
                         session.extend(tokens[:, :width], last=width)
-        seconds = [[median(watch.seconds[warm_up:]) for watch in row] for row in watches]
+        laps = [[watch.seconds[warm_up:] for watch in row] for row in watches]
+    seconds = [[median(times) for times in row] for row in laps]
+    spread = median((max(times) - min(times)) / median(times) for row in laps for times in row)
     target = [row[: len(widths)] for row in seconds]
     drafts = [[row[number] for row in seconds] for number in range(len(widths), len(forwards))]
-    facts = machine_of(pair)
+    facts = {**machine_of(pair), "spread": round(spread, 3)}
     return [CostTable(batch_size, widths, contexts, target, draft, facts) for draft in drafts or [[]]]
 
 

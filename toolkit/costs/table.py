@@ -93,11 +93,10 @@ class CostTable:
         """One line: milliseconds at the first context, and where they were measured."""
         milliseconds = ", ".join(f"{1e3 * seconds:.3g}" for seconds in self.target_seconds[0])
         draft = f", draft {1e3 * self.draft_seconds[0]:.3g} ms" if self.draft_seconds else ""
-        here = ", ".join(f"{value} {name}" if name == "threads" else str(value) for name, value in self.machine.items()
-                         if name in ("processor", "threads", "dtype"))  # fmt: skip
+        threads, packed = self.machine.get("threads"), ", packed weights" if self.machine.get("packed") else ""
         return (
             f"target {milliseconds} ms over {', '.join(map(str, self.widths))} tokens{draft}, batch size "
-            f"{self.batch_size}; {here}"
+            f"{self.batch_size}; {self.machine.get('processor')}, {threads} threads, {self.machine.get('dtype')}{packed}"
         )
 
     def save(self, path: Path | str) -> Path:

@@ -119,7 +119,7 @@ def test_drafts_of_one_name_are_told_apart():
     """As two heads of one draft are compared."""
     pair = ModelPair.toy()
     pair.drafts = (pair.draft, pair.draft)
-    given, names = advice._drafts(config.compose("advise", ["pair.draft=[toy/draft,toy/draft]"]), pair)
+    given, names = advice.drafts_of(config.compose("advise", ["pair.draft=[toy/draft,toy/draft]"]), pair)
     assert given == ["toy/draft", "toy/draft"] and names == ["toy/draft (0)", "toy/draft (1)"]
 
 
