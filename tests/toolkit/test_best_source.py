@@ -12,6 +12,8 @@ import torch
 from toolkit import ModelPair, config
 from toolkit.acceptance import MatchEstimator
 from toolkit.acceptance.estimators import ConfidenceEstimator as DraftConfidence
+from toolkit.config.methods import check_method
+from toolkit.costs.table import CostTable
 from toolkit.decoding import BestSourceProposer, ChainProposer, DraftContext, Method, Sampling, SuffixProposer, decode
 from toolkit.engine import TabularModel
 from toolkit.engine.hf import HFSession
@@ -19,7 +21,7 @@ from toolkit.errors import InputError
 from toolkit.sampling import warp
 from toolkit.stopping import BestSource, Confidence, Fixed, LookupRate
 from toolkit.testing import llama_pair, output_pvalue, ragged_prompts
-from toolkit.types import DraftStep, Match, Proposal, Verdict
+from toolkit.types import Match, Proposal, Verdict
 from toolkit.verification import get
 
 CPU = torch.device("cpu")
@@ -38,10 +40,8 @@ class InTurns(BestSource):
         state, _ = super().begin(live, state)
         return state, live & (state["turn"] % 3 == 0)
 
-    def read(self, step, state):
-        if step.match is None:
-            return super().read(step, state)
-        return state, state["turn"] % 3 == 1
+    def plan(self, match, available, state):
+        return state, torch.where(state["turn"] % 3 == 1, available, 0)
 
     def init(self, num_rows, device):
         return {**super().init(num_rows, device), "turn": torch.zeros(num_rows, device=device)}
@@ -129,8 +129,14 @@ def whole_outputs(pair, method, prompt, length, sampling):
 )
 @pytest.mark.parametrize(
     "method",
-    [method_of(), method_of(BestSource, cost_ratio=0.1, column_cost=0.1, evidence=1.0, acceptance=0.6)],
-    ids=["in turns", "by worth"],
+    [
+        method_of(),
+        method_of(BestSource, cost_ratio=0.1, column_cost=0.1, evidence=1.0, acceptance=0.6),
+        method_of(
+            BestSource, costs=CostTable(1, (1, 2, 4), (0,), ((1.0, 1.6, 1.3),), (0.1,)), evidence=1.0, acceptance=0.6
+        ),
+    ],
+    ids=["in turns", "by worth", "by a table that falls"],
 )
 def test_whole_outputs_are_the_targets_by_enumeration(method, sampling):
     """Nothing is lost or gained by the choice: total variation to the target's own outputs is rounding."""
@@ -263,14 +269,16 @@ def test_the_choice_by_hand(rounds):
 
 def test_the_worth_of_a_copy_is_summed_while_it_is_decided_on():
     policy = method_of(BestSource, column_cost=0.1, most=4).bind(tables()).policy
-    state, worth, survival = policy.init(1, CPU), 0.0, 1.0
-    for depth, (length, occurrences, agreement) in enumerate([(9, 3, 1.0), (9, 3, 0.9), (9, 1, 0.1)], start=1):
-        match = Match(*(torch.tensor([float(value)]) for value in (length, occurrences, agreement)))
+    worth, survival, copied = 0.0, 1.0, 0
+    tokens = [(9, 3, 1.0), (9, 3, 0.9), (9, 1, 0.1)]
+    for depth, token in enumerate(tokens, start=1):
+        match = Match(*(torch.tensor([float(value)]) for value in token))
         survival *= float(MatchEstimator().prob(match, depth))
-        state, go_on = policy.read(DraftStep(depth, *[torch.zeros(1, 0)] * 3, match=match), state)
-        assert bool(go_on) == (survival > 1.2 * 0.1)
         worth += max(survival - 1.2 * 0.1, 0)
-        assert float(state["gain"]) == pytest.approx(worth, rel=1e-5)
+        copied += survival > 1.2 * 0.1
+        columns = (torch.tensor([column]).float() for column in zip(*tokens[:depth], strict=True))
+        state, length = policy.plan(Match(*columns), torch.tensor([depth]), policy.init(1, CPU))
+        assert int(length) == copied and float(state["gain"]) == pytest.approx(worth, rel=1e-5)
 
 
 def test_a_draft_that_is_behind_costs_what_the_table_says(tmp_path):

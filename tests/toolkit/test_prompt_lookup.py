@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from toolkit import ModelPair, config, generate
 from toolkit.acceptance import match
+from toolkit.costs.table import CostTable
 from toolkit.decoding import Method, PromptLookupProposer, Sampling, SuffixProposer, decode
 from toolkit.engine import TabularModel
 from toolkit.errors import InputError
@@ -153,6 +154,7 @@ def table_pair(sharpness=1.0):
     return ModelPair(target=TabularModel.random(3, 2, torch.Generator().manual_seed(5), sharpness), end_ids=(END,))
 
 
+FALLING = CostTable(1, (1, 2, 4), (0,), ((1.0, 1.3, 1.1),))
 LOOKUP_RATE = replace(LookupRate(match.MatchEstimator(), column_cost=0.1), deepest=3).bind(None)
 
 
@@ -162,6 +164,7 @@ LOOKUP_RATE = replace(LookupRate(match.MatchEstimator(), column_cost=0.1), deepe
         ("rejection", PromptLookupProposer(), Fixed(3)),
         ("block", SuffixProposer(), Fixed(3)),
         ("rejection", SuffixProposer(), LOOKUP_RATE),
+        ("rejection", SuffixProposer(), LookupRate(match.MatchEstimator(), costs=FALLING).bind(None)),
     ],
 )
 def test_whole_outputs_follow_the_targets_distribution(rule, proposer, policy):
@@ -193,6 +196,7 @@ def test_no_draft_model_is_asked():
     [
         (PromptLookupProposer(), Heuristic(2)),
         (SuffixProposer(), LookupRate(match.MatchEstimator(), column_cost=0.2)),
+        (SuffixProposer(), LookupRate(match.MatchEstimator(), costs=FALLING)),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

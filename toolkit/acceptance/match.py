@@ -38,7 +38,7 @@ UNTRAINED = (-4.0, 0.6, 0.0, 2.5, 0.3, 0.3, 0.3)  # bias and weights in the orde
 
 
 def inputs_of(match: Match, depth: Tensor) -> Tensor:
-    """What the regression reads of tokens at depths [B]: [B, F]."""
+    """What the regression reads of tokens at depths, of any shape: [..., F]."""
     length, occurrences = match.length.log1p(), match.occurrences.log1p()
     share = match.agreement
     return torch.stack([length, occurrences, share, share * length, share * occurrences, depth.log()], -1)
@@ -66,13 +66,13 @@ class MatchEstimator:
             )
         return replace(self, weights=tuple(map(float, content["weights"])))
 
-    def prob(self, match: Match, depth: int) -> Tensor:
-        """P(y_k accepted) [B]; 0 where nothing is copied."""
-        logits = self.logits(inputs_of(match, torch.full_like(match.length, float(depth))))
+    def prob(self, match: Match, depth: Tensor | int) -> Tensor:
+        """P(y_k accepted) of the match's shape, k = depth; 0 where nothing is copied."""
+        logits = self.logits(inputs_of(match, torch.as_tensor(depth).to(match.length).expand_as(match.length)))
         return torch.where(match.occurrences > 0, logits.sigmoid(), torch.zeros_like(logits))
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """The logits [n] of P(accepted), from inputs [n, F]."""
+        """The logits [...] of P(accepted), from inputs [..., F]."""
         bias, *weights = self.weights
         return inputs @ floats_on(inputs.device, weights).to(inputs.dtype) + bias
 

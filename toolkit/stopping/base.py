@@ -31,6 +31,7 @@ class StoppingPolicy:
     reads_states       True: it reads the draft's hidden states (trained heads do)
     needs_draft_model  False: it reads no distribution and no state of a draft, so that tokens may come from elsewhere
     reads_matches      True: it decides on copied tokens, by their match (`Step.match`)
+    plans_copies       True: it chooses how many copied tokens are sent, all of which are known (`plan`)
     couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
                        distribution, independently of the others, but which text it gets depends on the batch
     """
@@ -40,6 +41,7 @@ class StoppingPolicy:
     needs_draft_model: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
     reads_matches: ClassVar[bool] = False
+    plans_copies: ClassVar[bool] = False
     uses_history: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = False
 
@@ -83,6 +85,14 @@ class StoppingPolicy:
         """The new state after forward pass k has read y_{k-1}, and whether to draw y_k [B]. Called only if `reads`."""
         return state, torch.ones_like(step.entropy, dtype=torch.bool)
 
+    def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
+        """The new state, and how many copied tokens are sent [B]. Called instead of `read` and `step` if `plans_copies`.
+
+        match      of all tokens that may be copied, [B, K] each
+        available  how many of them each row has [B]
+        """
+        return state, available
+
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         """Learn from the target's verdict and be ready for the next round: the new state."""
         return state
@@ -123,8 +133,8 @@ class CopyEstimator(Protocol):
     def bind(self, pair: Any) -> CopyEstimator:
         """Read what the estimator needs."""
 
-    def prob(self, match: Match, depth: int) -> Tensor:
-        """P(y_k accepted) [B], k = depth; 0 where nothing is copied."""
+    def prob(self, match: Match, depth: Tensor) -> Tensor:
+        """P(y_k accepted) of a match's shape, k = depth, which broadcasts to it; 0 where nothing is copied."""
 
 
 def entry_probs(estimator: DrawnEstimator, step: Step, survival: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,11 @@ and one more column of the target's forward pass cost the same whether one row w
 C(k) is the cost of a round of depth k, and the batch reaches lambda tokens per unit of cost. After depth k, drafting goes on
 iff
 
-    sum over live rows of P(all drafted so far are accepted) * P(the next one is)  >  lambda * (C(k + 1) - C(k))
+    for some d:  (1 + a + .. + a^(d - 1)) * sum over live rows of P(all drafted so far are accepted) * P(the next one is)
+                     >  lambda * (C(k + d) - C(k))
 
-The estimator gives both probabilities. Before anything is drafted, no estimate exists: each token counts as accepted with the
+The estimator gives both probabilities; a stands for the tokens after the next one. Where every token costs the same, d = 1
+decides. Before anything is drafted, no estimate exists: each token counts as accepted with the
 live rows' running acceptance rate a. A round drafts iff for some depth d
 
     live rows * (a + a^2 + .. + a^d)  >  lambda * (C(d) - C(0))
@@ -79,10 +81,9 @@ class BatchRate(StoppingPolicy):
         return replace(self, estimator=self.estimator.bind(pair), table=table)
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state: survival of the round, the row's counts so far, and the batch's rate in this round, in every row."""
-        return {
-            name: torch.zeros(num_rows, dtype=torch.float32, device=device) for name in ("survival", "rate", *COUNTS)
-        }
+        """The state: survival of the round, the row's counts so far, and the batch's rate and acceptance in every row."""
+        names = ("survival", "rate", "acceptance", *COUNTS)
+        return {name: torch.zeros(num_rows, dtype=torch.float32, device=device) for name in names}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         if not len(live):
@@ -93,16 +94,19 @@ class BatchRate(StoppingPolicy):
         acceptance = (accepted + self.memory * self.acceptance) / (tried + self.memory)
         rate = (tokens + self.memory * start) / (cost + self.memory)  # per row
         drafts = ((acceptance**depths).cumsum(0) > rate * extra.cumsum(0)).any()
-        return {**state, "rate": (weight.sum() * rate).expand(len(live))}, live & drafts
+        shared = {"rate": (weight.sum() * rate).expand(len(live)), "acceptance": acceptance.expand(len(live))}
+        return {**state, **shared}, live & drafts
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
-        extra, _, _ = self._costs(len(step.live), step.live.device)
+        extra, depths, _ = self._costs(len(step.live), step.live.device)
         survival, following = entry_probs(self.estimator, step, state["survival"] if step.depth > 1 else None)
-        price = state["rate"][0] * extra[min(step.depth, self.deepest - 1)]
+        first = min(step.depth, self.deepest - 1)
+        price = extra[first : first + 1 if self.costs is None else None].cumsum(0)  # equal ones pay for no earlier one
+        ahead = (state["acceptance"][0] ** (depths[: len(price)] - 1)).cumsum(0)
         following = following.nan_to_num(0.0).to(extra.dtype)  # a row that is broken adds nothing
         gained = torch.dot(following, step.live.to(extra.dtype))
-        return {**state, "survival": survival}, (gained > price).expand_as(step.live)
+        return {**state, "survival": survival}, (gained * ahead > state["rate"][0] * price).any().expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         extra, _, _ = self._costs(len(state["cost"]), verdict.length.device)

@@ -13,7 +13,7 @@ in this text so far, it is worth what the best fixed length is:
 
 a is the posterior mean of a Beta prior, `evidence` tokens of which the share `acceptance` was accepted. A draft that has not
 read the tokens of rounds without it reads them in its first forward pass, which a table by width makes dearer. A chosen
-draft goes on by the rate rule, at the cost of a forward pass and a column.
+draft goes on while some number of further tokens is worth its cost: the next one by its own probability, those after it by a.
 
 The choice reads the text and the counts of earlier rounds; no token has been drawn that it could withhold.
 """
@@ -33,7 +33,8 @@ from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import CopyEstimator, DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.stopping.lookup_rate import LookupRate
-from toolkit.types import Drafted, Judged, Step
+from toolkit.stopping.prices import Prices
+from toolkit.types import Drafted, Judged, Match, Step
 
 FURTHEST = 64  # tokens that a draft has not read, at most, in its cost
 
@@ -56,9 +57,9 @@ class BestSource(StoppingPolicy):
                  that it has not read: set by `within` and `bind`
     """
 
-    reads: ClassVar[bool] = True
     reads_states: ClassVar[bool] = True
     reads_matches: ClassVar[bool] = True
+    plans_copies: ClassVar[bool] = True
     estimator: DrawnEstimator
     copies: CopyEstimator
     costs: Annotated[str | CostTable | None, File()] = None
@@ -86,7 +87,18 @@ class BestSource(StoppingPolicy):
         lookup = LookupRate(
             self.copies, self.costs, self.column_cost, self.batch_size, self.initial_rate, self.memory, self.deepest
         )
-        return replace(self, estimator=self.estimator.bind(pair), lookup=lookup.bind(pair), reading=tuple(reading))
+        prices = Prices.of(table, self.batch_size, self.deepest, self.costs is None)
+        lookup = replace(lookup.bind(pair), prices=prices)
+        return replace(self, estimator=self.estimator.bind(pair), lookup=lookup, reading=tuple(reading))
+
+    @property
+    def _prices(self) -> Prices:
+        assert self._copying.prices is not None
+        return self._copying.prices
+
+    def _acceptance(self, state: State) -> Tensor:
+        """The posterior mean of the acceptance of the draft model's tokens [B]."""
+        return (state["accepted"] + self.evidence * self.acceptance) / (state["judged"] + self.evidence)
 
     @property
     def _copying(self) -> LookupRate:
@@ -99,29 +111,24 @@ class BestSource(StoppingPolicy):
         unread  tokens of the text since the row last drafted with it
         """
         state = self._copying.init(num_rows, device)
-        return {**state, **{name: torch.zeros_like(state["cost"]) for name in ("judged", "accepted", "unread")}}
+        counts = {name: torch.zeros_like(state["cost"]) for name in ("judged", "accepted", "unread")}
+        return {**state, **counts, "survival": torch.ones_like(state["cost"])}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         """The new state, and whether the draft model drafts [B]; where it does not, what was copied is sent."""
-        rate = (state["tokens"] / state["cost"]).unsqueeze(1)
-        acceptance = (state["accepted"] + self.evidence * self.acceptance) / (state["judged"] + self.evidence)
+        rate, acceptance = (state["tokens"] / state["cost"]).unsqueeze(1), self._acceptance(state)
         depths = floats_on(live.device, [float(depth) for depth in range(1, self.deepest + 1)])
-        price = floats_on(live.device, [self.reading[0] + column for column in self._copying.extra]).cumsum(0)
+        price = floats_on(live.device, [self.reading[0] + column for column in self._prices.columns]).cumsum(0)
         worth = ((acceptance.unsqueeze(1) ** depths).cumsum(1) - rate * price).amax(1)
         worth = worth - rate.squeeze(1) * self._catching_up(state)
         return {**state, "survival": torch.ones_like(worth)}, live & (worth > state["gain"].clamp(min=0))
 
-    def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        if step.match is not None:
-            return self._copying.read(step, state)
-        return state, torch.ones_like(state["survival"], dtype=torch.bool)
+    def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
+        return self._copying.plan(match, available, state)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
-        if step.match is not None:
-            return self._copying.step(step, state)
         survival, following = entry_probs(self.estimator, step, state["survival"])
-        column = self._copying.extra[min(step.depth, self.deepest - 1)]
-        go_on = following > state["tokens"] / state["cost"] * (self.reading[0] + column)
+        go_on = self._prices.pay(following, self._acceptance(state), state["tokens"] / state["cost"], step.depth)
         return {**state, "survival": survival}, go_on
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
@@ -132,6 +139,7 @@ class BestSource(StoppingPolicy):
         return {
             **after,
             "cost": after["cost"] + spent,
+            "survival": torch.ones_like(state["survival"]),
             "judged": state["judged"] + judged,
             "accepted": state["accepted"] + torch.where(drafted, verdict.length, 0),
             "unread": torch.where(drafted, 0.0, state["unread"] + verdict.length + 1),

@@ -11,7 +11,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Judged, Match, Step
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,15 @@ class Bounded(StoppingPolicy):
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, go_on = self.policy.read(step, state)
         return state, torch.ones_like(go_on) if step.depth <= self.min_drafted else go_on
+
+    @property
+    def plans_copies(self) -> bool:  # type: ignore[override]
+        return self.policy.plans_copies
+
+    def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
+        available = available.clamp(max=self.limit)
+        state, length = self.policy.plan(match, available, state)
+        return state, torch.maximum(length, available.clamp(max=self.min_drafted))
 
     def foresee(self, step: Step) -> Tensor | None:
         return self.policy.foresee(step)

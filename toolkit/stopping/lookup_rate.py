@@ -2,18 +2,19 @@
 
 The rule is ours, from renewal-reward theory as `rate` is. A copied token costs what one more token adds to the target's
 forward pass. C(k) is the cost of a target forward pass over k drafted tokens and one more, for a batch of the configured
-size, and lambda the rate that the text has reached, in tokens per unit of cost. Token k + 1 is sent iff
+size, and lambda the rate that the text has reached, in tokens per unit of cost. All copied tokens are known at once. So many
+of them are sent as have the largest sum of gains, none if no sum is above 0:
 
-    P(all before it are accepted) * P(it is)  >  lambda * (C(k + 1) - C(k))
+    max over d of  sum over k = 1..d of  P(all up to k are accepted) - lambda * (C(k) - C(k - 1))
 
-The token is known before it is decided on, and it was not drawn. So leaving it out changes no distribution, unlike
-withholding a token that was drawn. The unit of cost is a target forward pass over one token per row.
+Where columns cost the same, this is to go on while a token's gain is above 0. The tokens are known before they
+are decided on, and they were not drawn. So leaving some out changes no distribution, unlike withholding a token that was drawn.
+The unit of cost is a target forward pass over one token per row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import torch
@@ -24,13 +25,15 @@ from toolkit.config.values import check_ranges
 from toolkit.costs.load import table_of
 from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
+from toolkit.sampling import first_maximum
 from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy
-from toolkit.types import Drafted, Judged, Step
+from toolkit.stopping.prices import Prices
+from toolkit.types import Drafted, Judged, Match
 
 
 @dataclass(frozen=True)
 class LookupRate(StoppingPolicy):
-    """Copy on while a token's probability to enter the text exceeds what it costs at the text's rate.
+    """Copy as many tokens as gain most: their probabilities to enter the text, less what they cost at the text's rate.
 
     estimator    gives P(copied token accepted) from its match
     costs        a table by batch size, a JSON or CSV file (`toolkit.costs.load`); null: `column_cost` for every column
@@ -38,12 +41,12 @@ class LookupRate(StoppingPolicy):
     batch_size   rows that are decoded together: the table's column costs at this size
     initial_rate  lambda of a text that begins
     memory       target forward passes that `initial_rate` counts for
-    deepest, extra  the deepest round, and what its columns cost: set by `within` and `bind`
+    deepest, prices  the deepest round, and what its columns cost: set by `within` and `bind`
     """
 
-    reads: ClassVar[bool] = True
     needs_draft_model: ClassVar[bool] = False
     reads_matches: ClassVar[bool] = True
+    plans_copies: ClassVar[bool] = True
     estimator: CopyEstimator
     costs: Annotated[str | CostTable | None, File()] = None
     column_cost: Annotated[float, AtLeast(0)] = 0.05
@@ -51,7 +54,7 @@ class LookupRate(StoppingPolicy):
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
     deepest: int = 20
-    extra: tuple[float, ...] = ()
+    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
@@ -61,32 +64,38 @@ class LookupRate(StoppingPolicy):
 
     def bind(self, pair: object) -> LookupRate:
         table = table_of(self.costs, 0.0, self.column_cost, [self.batch_size], self.deepest + 1)
-        seconds = [table.target(self.batch_size, width, table.middle) for width in range(1, self.deepest + 2)]
-        extra = [(wider - narrower) / seconds[0] for narrower, wider in pairwise(seconds)]
-        return replace(self, estimator=self.estimator.bind(pair), extra=tuple(extra))
+        prices = Prices.of(table, self.batch_size, self.deepest, self.costs is None)
+        return replace(self, estimator=self.estimator.bind(pair), prices=prices)
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state: tokens and cost of the text's rounds so far, and the round's survival and gain.
+        """The state: tokens and cost of the text's rounds so far, and the round's gain.
 
         gain  tokens that the copy is expected to add to the text, less what they cost at the text's rate
         """
         ones = torch.ones(num_rows, dtype=torch.float32, device=device)
         tokens, cost = self.initial_rate * self.memory * ones, self.memory * ones
-        return {"survival": ones, "gain": torch.zeros_like(ones), "tokens": tokens, "cost": cost}
+        return {"gain": torch.zeros_like(ones), "tokens": tokens, "cost": cost}
 
-    def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        assert step.match is not None, "only copied tokens have a match"
-        survival = state["survival"] * self.estimator.prob(step.match, step.depth)
-        price = state["tokens"] / state["cost"] * self.extra[step.depth - 1]
-        go_on = survival > price
-        gain = state["gain"] + torch.where(go_on, survival - price, 0.0)
-        return {**state, "survival": survival, "gain": gain}, go_on
+    def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
+        count = min(match.length.shape[1], self.deepest)
+        depths = floats_on(available.device, [float(depth) for depth in range(1, count + 1)])
+        columns = (match.length, match.occurrences, match.agreement)
+        probs = self.estimator.prob(Match(*(column[:, :count] for column in columns)), depths)
+        survival, rate = torch.ones_like(state["gain"]), state["tokens"] / state["cost"]
+        gains = []
+        assert self.prices is not None, "bind the policy to a pair first"
+        for prob, column in zip(probs.unbind(1), self.prices.columns, strict=False):
+            survival = survival * prob
+            gains.append((survival - rate * column).double())
+        sums = torch.stack([torch.zeros_like(rate).double(), *gains], 1).cumsum(1)
+        possible = torch.cat([torch.zeros_like(depths[:1]), depths]) <= available.unsqueeze(1)
+        sums = torch.where(possible, sums, -torch.inf)
+        return {**state, "gain": sums.amax(1).float()}, first_maximum(sums)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        spent = floats_on(verdict.length.device, [0.0, *self.extra]).cumsum(0)
+        assert self.prices is not None, "bind the policy to a pair first"
         return {
-            "survival": torch.ones_like(state["survival"]),
             "gain": torch.zeros_like(state["gain"]),
             "tokens": state["tokens"] + verdict.length + 1,
-            "cost": state["cost"] + 1 + spent[proposal.num_drafted.clamp(max=self.deepest)],
+            "cost": state["cost"] + 1 + self.prices.read(proposal.num_drafted),
         }

@@ -9,6 +9,11 @@ lambda is the rate that the rule itself achieves. It is tracked while decoding, 
 and given as `rate`. For the latter, `analysis.timing` keeps the best rate on the way to the fixed point. With an acceptance
 head instead of a pre-read one, this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
 Looking one step ahead is not optimal, because the next token's score is information with a value of its own.
+
+With a table of costs, c is the draft's and a column's price. A table may fall: five tokens may be cheaper to read than two. So
+a round goes on while some number of further tokens is worth its price, those after the next one accepted at the rate a of the
+text so far; and it begins without a draft if no number of tokens is worth it at that rate.
+
 Under block verification (method=block_rate) more than the product is kept; the rule is then a cautious one.
 """
 
@@ -20,9 +25,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import Above, AtLeast, Between
+from toolkit.config.notes import Above, AtLeast, Between, File
 from toolkit.config.values import check_ranges
+from toolkit.costs.load import table_of
+from toolkit.costs.table import CostTable
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
+from toolkit.stopping.prices import Prices
 from toolkit.types import Drafted, Judged, Step
 
 
@@ -35,6 +43,10 @@ class Rate(Thresholded):
     rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `initial_rate` on
     initial_rate  the rate a prompt begins with if it is tracked
     memory      how many target forward passes' worth of evidence `initial_rate` counts for
+    costs       a cost table, a JSON or CSV file (`toolkit.costs.load`); None: `cost_ratio`, and columns for nothing
+    batch_size  rows that are decoded together: the table is read at this size
+    acceptance, evidence  with a table: probability that a token is accepted before any round, and how many tokens it counts for
+    deepest, prices  the deepest round, and what its tokens cost: set by `within` and `bind`
     """
 
     reads_states: ClassVar[bool] = True
@@ -43,31 +55,66 @@ class Rate(Thresholded):
     rate: Annotated[float, Above(0)] | None = None
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 2.0
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
+    costs: Annotated[str | CostTable | None, File()] = None
+    batch_size: Annotated[int, AtLeast(1)] = 1
+    acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
+    evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0
+    deepest: int = 20
+    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
 
     @property
     def uses_history(self) -> bool:  # type: ignore[override]
-        return self.rate is None
+        return self.rate is None or self.costs is not None
 
     @property
     def level(self) -> float:
         return (self.initial_rate if self.rate is None else self.rate) * self.cost_ratio
 
+    def within(self, max_drafted: int) -> Rate:
+        return replace(self, deepest=max_drafted)
+
     def bind(self, pair: object) -> Rate:
-        return replace(self, estimator=self.estimator.bind(pair))
+        estimator = self.estimator.bind(pair)
+        if self.costs is None:
+            return replace(self, estimator=estimator)
+        table = table_of(self.costs, self.cost_ratio, 0.0, [self.batch_size], self.deepest + 1)
+        prices = Prices.of(table, self.batch_size, self.deepest, flat=False)
+        return replace(self, estimator=estimator, cost_ratio=prices.forward, prices=prices)
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far."""
+        """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far.
+
+        With a table also the prompt's drafted tokens that were verified, and the accepted ones.
+        """
         ones = torch.ones(num_rows, dtype=torch.float32, device=device)
+        counts = {} if self.prices is None else {name: torch.zeros_like(ones) for name in ("judged", "accepted")}
         if self.rate is not None:
-            return {"survival": ones}
+            return {"survival": ones, **counts}
         tokens, cost = (torch.full_like(ones, value) for value in (self.initial_rate * self.memory, self.memory))
-        return {"survival": ones, "tokens": tokens, "cost": cost}
+        return {"survival": ones, "tokens": tokens, "cost": cost, **counts}
+
+    def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
+        if self.prices is None:
+            return super().begin(live, state)
+        return state, live & self._pays(self.prices, self._acceptance(state), state, 0)
+
+    def _acceptance(self, state: State) -> Tensor:
+        """The posterior mean of the acceptance of the prompt's drafted tokens [B]."""
+        return (state["accepted"] + self.evidence * self.acceptance) / (state["judged"] + self.evidence)
+
+    def _pays(self, prices: Prices, following: Tensor, state: State, depth: int) -> Tensor:
+        rate = (
+            torch.full_like(state["survival"], self.rate) if self.rate is not None else state["tokens"] / state["cost"]
+        )
+        return prices.pay(following, self._acceptance(state), rate, depth)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
+        if self.prices is not None:
+            return state, self._pays(self.prices, score, state, step.depth)
         if self.rate is not None:
             return state, score >= self.level
         return state, score >= state["tokens"] / state["cost"] * self.cost_ratio
@@ -81,7 +128,11 @@ class Rate(Thresholded):
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         fresh = {"survival": torch.ones_like(state["survival"])}
+        if self.prices is not None:
+            judged = torch.minimum(verdict.length + 1, proposal.num_drafted)
+            fresh |= {"judged": state["judged"] + judged, "accepted": state["accepted"] + verdict.length}
         if self.rate is not None:
             return fresh
         cost = proposal.num_calls * self.cost_ratio + 1
+        cost = cost if self.prices is None else cost + self.prices.read(proposal.num_drafted)
         return {**fresh, "tokens": state["tokens"] + verdict.length + 1, "cost": state["cost"] + cost}

@@ -13,6 +13,7 @@ from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.acceptance import HeadEstimator
 from toolkit.acceptance.folder import head_hash
+from toolkit.costs.table import CostTable
 from toolkit.decoding import BestSourceProposer, Method, decode
 from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError
@@ -140,10 +141,12 @@ def method_of(policy, overrides=()):
 @pytest.mark.parametrize(("name", "overrides"), [
     *((name, []) for name in POLICIES), ("fixed", ["policy.num_drafted=2"]), ("fixed", ["policy.num_drafted=8"]),
     ("survival", ["policy.threshold=0.3", "min_drafted=2"]), ("survival", ["policy.lag=0"]),
+    ("rate", ["policy.costs=COSTS"]),
 ])  # fmt: skip
-def test_forced_live_decoding_equals_replay_count_for_count(recorded, pair, name, overrides):
+def test_forced_live_decoding_equals_replay_count_for_count(recorded, pair, name, overrides, tmp_path):
     label, texts, trace = recorded
-    method = method_of(name, overrides)
+    costs = CostTable(1, (1, 2, 4), (0,), ((1.0, 1.6, 1.3),), (0.1,)).save(tmp_path / "costs.json")
+    method = method_of(name, [word.replace("COSTS", str(costs)) for word in overrides])
     live = forced_counts(pair, method, trace, texts, SAMPLINGS[label])
     assert per_text(by_rounds(trace, bounded(method, pair))) == live
 

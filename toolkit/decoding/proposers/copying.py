@@ -48,7 +48,8 @@ NOTHING = Copy([], 0, [], [])
 class CopyProposer(TextProposer):
     """Drafts a copy as far as the policy, the limits and an end of text in it allow.
 
-    A policy is asked before each token (`read`, if it reads) and after it (`step`). Its steps hold the token's `match`.
+    A policy is asked once for all tokens (`plan`, if it plans copies), or before each token (`read`, if it reads) and after it
+    (`step`). Its steps hold the token's `match`.
     """
 
     needs_draft_model: ClassVar[bool] = False
@@ -96,10 +97,18 @@ class CopyProposer(TextProposer):
         tokens = tensor_on(device, [copy.tokens + [0] * (longest - len(copy.tokens)) for copy in copies])
         available = tensor_on(device, [len(copy.tokens) for copy in copies])
         num_drafted = torch.zeros_like(available)
+        if not longest:
+            return tokens, num_drafted, state
+        matches = _matches(copies, longest, device)
+        if policy.plans_copies:
+            state, num_drafted = policy.plan(matches, torch.where(starts, available, 0), state)
+            return tokens[:, : most_of(num_drafted, longest, least=0)], num_drafted, state
         nothing = torch.zeros(len(copies), 0, dtype=torch.float32, device=device)
         drafting = starts & (available > 0)
         for depth in range(1, longest + 1):
-            match = _match(copies, depth, device)
+            match = Match(
+                *(column[:, depth - 1] for column in (matches.length, matches.occurrences, matches.agreement))
+            )
             step = DraftStep(depth, nothing, nothing, nothing, live=drafting, match=match)
             if policy.reads:
                 new_state, go_on = policy.read(step, state)
@@ -129,14 +138,11 @@ def until_end(tokens: Sequence[int], end_ids: Sequence[int]) -> list[int]:
     return list(tokens[: ends[0] + 1] if ends else tokens)
 
 
-def _match(copies: Sequence[Copy], depth: int, device: torch.device) -> Match:
-    """The matches [B] of the tokens at a depth; zeros where a row has none."""
+def _matches(copies: Sequence[Copy], longest: int, device: torch.device) -> Match:
+    """The matches [B, K] of all tokens up to the longest copy's; zeros where a row has none."""
 
-    def column(values: Sequence[float]) -> float:
-        return float(values[depth - 1]) if len(values) >= depth else 0.0
+    def rows(columns: Sequence[Sequence[float]]) -> Tensor:
+        return floats_on(device, [[*map(float, column), *[0.0] * (longest - len(column))] for column in columns])
 
-    return Match(
-        floats_on(device, [float(copy.length) for copy in copies]),
-        floats_on(device, [column(copy.occurrences) for copy in copies]),
-        floats_on(device, [column(copy.agreement) for copy in copies]),
-    )
+    lengths = floats_on(device, [[float(copy.length)] for copy in copies]).expand(-1, longest)
+    return Match(lengths, rows([copy.occurrences for copy in copies]), rows([copy.agreement for copy in copies]))
