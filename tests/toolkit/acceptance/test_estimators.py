@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,14 +90,6 @@ def test_a_head_reads_states_of_any_number_format():
         assert torch.equal(SurvivalScorer(head)(step), head(hidden.float()))
 
 
-def test_what_is_certain_is_said_where_the_step_is():
-    estimator = PrereadEstimator("folder", instead=HeadEstimator("folder", corrected=True, scorer=logits))
-    first = DraftStep(1, STEP.logits, STEP.probs, STEP.hidden, STEP.tokens)
-    with torch.device("meta"):
-        found = estimator.drawn_probs(first)
-    assert [value.tolist() for value in found] == [[1.0], [1.0]]
-
-
 def test_recorded_scores_take_the_place_of_the_heads_of_the_same_folder_and_kind():
     recorded = {
         ("folder", "survival"): lambda step: step.hidden[:, 2],
@@ -117,13 +108,6 @@ def test_confidence_is_the_drafts_own_probability_of_the_drawn_token():
     unwarped = math.exp(0.0) / (math.exp(1.0) + math.exp(0.0))
     assert float(ConfidenceEstimator().bind(None).drawn_prob(STEP)) == pytest.approx(unwarped)
     assert [float(value) for value in ConfidenceEstimator().drawn_probs(STEP)] == pytest.approx([unwarped, unwarped])
-
-
-def test_a_pair_without_heads_is_told_which_methods_need_none():
-    pair = SimpleNamespace(head=None)
-    for estimator in (HeadEstimator(), PrereadEstimator()):
-        with pytest.raises(InputError, match=r"expected head=FOLDER, got none; without one: confidence"):
-            estimator.bind(pair)
 
 
 def test_a_bound_estimator_reads_the_folder_that_was_named_or_else_the_pairs(exact_pair):

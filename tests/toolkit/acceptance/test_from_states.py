@@ -16,7 +16,6 @@ from toolkit.acceptance.folder import SurvivalScorer
 from toolkit.acceptance.from_states import recorded_logits
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
-from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors
 from toolkit.sampling import Sampling
 from toolkit.trace import Trace
@@ -123,11 +122,3 @@ def test_a_damaged_file_of_states_costs_a_recording_and_nothing_else(folders, tm
     (trace,) = (folder / "settings").glob("trace-*.safetensors")
     assert len(load_tensors(states)[0]["hidden"]) == Trace.load(trace).num_steps
     assert len(list((folder / "settings").glob("logits-*.safetensors"))) == 2
-
-
-def test_states_are_needed():
-    pair = ModelPair.toy()
-    (text,) = generate(pair, ["Once"], method="autoregressive", max_new_tokens=8)
-    trace = Recorder(pair, Sampling(max_new_tokens=8), 4).record([(text.prompt_ids, text.token_ids)], [0])
-    with pytest.raises(InputError, match="record it with hidden=true"):
-        recorded_logits(trace, SurvivalScorer(AcceptanceHead(pair.draft.config.hidden_size)))

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from analysis.replay.recorded_heads import scorer_of
-from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
-from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair, generate
 from toolkit.acceptance import PrereadEstimator, PrereadHead
 from toolkit.acceptance.folder import scorer
@@ -22,7 +20,7 @@ from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import ChainProposer, TreeProposer
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling
-from toolkit.stopping import Bounded, Rate, StoppingPolicy
+from toolkit.stopping import Rate, StoppingPolicy
 from toolkit.trace.step import RecordedStep
 from toolkit.verification.rules.rejection import Rejection
 
@@ -148,22 +146,6 @@ def toy_head(tmp_path_factory):
         parameter.data *= 1.7
     head.layers[-1].bias.data += 1.5  # mostly sure of acceptance: rounds of many lengths
     return str(head.save(tmp_path_factory.mktemp("earlier") / "head"))
-
-
-def test_live_rounds_are_replayed_rounds(toy_head):
-    """Toy pair, temperature 0, where the text and every draft are certain: tokens and rounds are equal one by one."""
-    pair, greedy = ModelPair.toy(), Sampling(temperature=0.0, max_new_tokens=40)
-    asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(2)]
-    plain = decode(pair, asked, method("autoregressive"), greedy)
-    heads = {"mine.preread": scorer(pair, toy_head, "preread")}
-    recorder = Recorder(pair, greedy, 8, heads)
-    trace = recorder.record_all([(g.prompt_ids, g.token_ids) for g in plain], range(len(plain)))
-    assert trace.hidden is None and trace.estimates["mine.preread"].shape == (trace.num_steps, 2)
-    lengths = set()
-    for rate in (1.0, 2.5):
-        policy = Bounded(Rate(PrereadEstimator(toy_head), 0.2, rate), 1, 8)
-        lengths |= lengths_alike(pair, asked, plain, trace, policy, {toy_head: "mine"}, greedy, batch_size=4)
-    assert len(lengths) > 4
 
 
 def test_the_logits_of_a_recording_are_those_from_its_states(toy_head):

@@ -7,22 +7,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from analysis.replay.policies import replay
-from analysis.replay.recorded_heads import with_recorded_heads
 from data_gen import traces
 from toolkit import ModelPair, generate, train
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.acceptance.folder import head_hash, scorers
-from toolkit.acceptance.inputs import NUM_STATISTICS, Inputs, newest_features
+from toolkit.acceptance.inputs import Inputs, newest_features
 from toolkit.acceptance.preread import embedding_table
-from toolkit.config import compose, instantiate
+from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import assistant
 from toolkit.trace.folders import read_traces
 from toolkit.trace.step import RecordedStep
 from toolkit.training import TracedData
 from toolkit.training.console import EpochLines
-from toolkit.types import DraftStep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -48,24 +45,6 @@ def trained(tiny_overrides, recorded, tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(tiny_pair):
     return ModelPair.from_pretrained(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
-
-
-def test_features_are_scaled_and_say_what_was_drawn(pair):
-    table = embedding_table(pair.draft)
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, pair.vocab_size, generator=generator) / 2  # no logarithm is cut off
-    hidden = torch.randn(3, 16, generator=generator) * 5
-    step = DraftStep(1, logits, (2 * logits).softmax(-1), hidden, torch.tensor([1, 2, 3]))
-    found = newest_features(step, table)
-    assert found.shape == (3, 16 + table.shape[1] + NUM_STATISTICS)
-    assert torch.allclose(found[:, :16].square().mean(1), torch.ones(3), atol=1e-4)
-    parallel = torch.cosine_similarity(found[:, 16 : 16 + table.shape[1]], table[step.tokens])
-    assert torch.allclose(parallel, torch.ones(3), atol=1e-4)
-    p = logits.softmax(-1)
-    assert torch.allclose(found[:, -5], (2 * logits).log_softmax(-1)[torch.arange(3), step.tokens], atol=1e-4)
-    assert torch.allclose(found[:, -4], p.log()[torch.arange(3), step.tokens], atol=1e-4)
-    assert torch.allclose(found[:, -3], -(p * p.log()).sum(-1), atol=1e-4)
-    assert torch.allclose(found[:, -2:], p.topk(2).values.log(), atol=1e-4)
 
 
 def test_samples_are_clean_positions_and_what_follows_accepted_ones(recorded, pair):
@@ -125,37 +104,6 @@ def test_a_resumed_training_ends_like_an_uninterrupted_one(recorded, tiny_overri
     train.run(compose("train", config))
     one, two = (load_file(path / "head" / "preread.safetensors") for path in (whole, tmp_path / "cut"))
     assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_live_decoding_and_replay_see_the_same_scores(trained, pair, tiny_overrides, tiny_responses, tmp_path):
-    """At temperature 0 live decoding and replay of the rate rule agree count for count."""
-    prompts = ["the cat", "a dog and the cat", "the dog ran"]
-    options = {"temperature": 0.0, "max_new_tokens": 12}
-    plain = generate(pair, prompts, method="autoregressive", **options)
-    with open(tmp_path / "texts.jsonl", "w") as file:
-        for g in plain:
-            file.write(json.dumps({"prompt_ids": g.prompt_ids, "token_ids": g.token_ids}) + "\n")
-    head = str(trained / "head")
-    folder = traces.run(
-        compose(
-            "traces",
-            [
-                *tiny_overrides, f"responses={tmp_path}/texts.jsonl", "+sampling.temperature=0",
-                "+sampling.max_new_tokens=12", f"heads={{mine: {head}}}", f"paths.output_dir={tmp_path}/t",
-            ],
-        )
-    )  # fmt: skip
-    trace = read_traces(folder)
-    assert set(trace.estimates) == {"mine.preread"} and trace.estimates["mine.preread"].shape == (trace.num_steps, 2)
-    for overrides in ([], ["policy.rate=1.5"]):
-        live = generate(pair, prompts, method="rate", head=head, overrides=overrides, **options)
-        method = instantiate(
-            compose("decode", ["method=rate", f"head={head}", *(f"method.{o}" for o in overrides)]).method
-        )
-        found = replay(trace, with_recorded_heads(method.bind(pair).policy, {head: "mine"}))
-        for number, generation in enumerate(live):
-            for name, values in found.counts.items():
-                assert int(values[number]) == getattr(generation.counts, name), (name, overrides)
 
 
 def test_hard_labels_are_the_acceptance_draws_of_training_alone(recorded, pair):
@@ -241,25 +189,3 @@ def test_a_training_can_end_with_a_replayed_frontier(recorded, tiny_overrides, t
             compose("train", [*tiny_overrides, *options, *closing, f"paths.output_dir={tmp_path}/{name}"])
         )
         assert again == folder
-    blind = traces.run(
-        compose(
-            "traces",
-            [
-                *tiny_overrides,
-                f"responses={tiny_responses}",
-                "limit=4",
-                "heads={}",
-                f"paths.output_dir={tmp_path}/blind",
-            ],
-        )
-    )
-    with pytest.raises(InputError, match="hidden=true"):
-        train.run(
-            compose(
-                "train",
-                [
-                    *tiny_overrides, f"data.path={tiny_mix}", *closing[:1], f"callbacks.frontier.traces={blind}",
-                    f"paths.output_dir={tmp_path}/c",
-                ],
-            )
-        )  # fmt: skip

@@ -15,7 +15,7 @@ from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead, from_states
 from toolkit.acceptance.folder import scorer
-from toolkit.acceptance.inputs import Inputs, depth_features
+from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.config import method
 from toolkit.decoding import decode
@@ -25,7 +25,6 @@ from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.trace import join
 from toolkit.trace.rounds import Geometry, logits_at, step_at
 from toolkit.trace.step import RecordedStep
-from toolkit.training import MixedData
 from toolkit.training.recorded import TracedStates, drawn_depths
 
 MOST = 8
@@ -42,7 +41,7 @@ def folder(pair, tmp_path_factory):
     """Both heads of the toy draft, the depth weighing much."""
     torch.manual_seed(5)
     place = tmp_path_factory.mktemp("depth") / "head"
-    preread = PrereadHead(96, 96, width=16, earlier=1, round_depth=5)
+    preread = PrereadHead(96, 96, width=16, earlier=2, likelihood=True, round_depth=5)
     for parameter in preread.parameters():
         parameter.data *= 1.7
     preread.layers[0].weight.data[:, -5:] *= 20
@@ -181,26 +180,6 @@ def test_traced_positions_get_depths_of_their_own(pair, trace):
     assert (one.depths[behind[behind < trace.num_positions]] == 1).all(), "no round goes on behind a rejection"
 
 
-def test_cached_and_online_examples_of_mixed_texts_have_the_same_depths(tiny_mix, tiny_pair):
-    from toolkit.models.pair import load_draft
-
-    draft, head = load_draft(tiny_pair / "draft"), AcceptanceHead(16, round_depth=3)
-    found = {}
-    for features in ("online", "cached"):
-        data = MixedData(tiny_mix, draft, features=features)
-        plain = data.cache_folder
-        data.read_by(head)
-        assert data.cache_folder != plain
-        data.prepare_data()
-        data.setup()
-        found[features] = data.states["train"].batch([0, 5, 2])
-        assert head(found[features].hidden.float()).shape == found[features].labels.shape
-    one = found["online"].hidden
-    assert one.shape[1] == 19 and torch.equal(one[:, 16:].sum(1), torch.ones(len(one)))
-    assert torch.equal(found["cached"].hidden[:, 16:].float(), one[:, 16:].float())
-    torch.testing.assert_close(found["cached"].hidden.float(), one.float(), rtol=0, atol=1e-2)
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -214,10 +193,3 @@ def test_heads_without_it_are_as_before(tmp_path):
     assert loaded.inputs.round_depth == 2 and torch.equal(loaded(values), deep(values))
     assert not torch.equal(loaded(values), plain(values[:, :4]))
     assert PrereadHead.load(PrereadHead(4, 3, round_depth=2).save(tmp_path))[0].inputs == Inputs(round_depth=2)
-
-
-def test_depths_are_one_hot_and_deeper_ones_count_as_the_last():
-    like = torch.zeros(4, 2)
-    assert depth_features(torch.tensor([1, 2, 3, 9]), 3, like).argmax(1).tolist() == [0, 1, 2, 2]
-    assert depth_features(2, 3, like).tolist() == [[0, 1, 0]] * 4
-    assert not depth_features(0, 3, like).any()
