@@ -64,7 +64,7 @@ LOGITS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_broken_draft_ends_the_rows_that_read_it_under_every_method(name, temperature, tables):
     """The last prompt ends at the place; of the others, some come by it."""

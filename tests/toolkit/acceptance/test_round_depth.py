@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from analysis.replay.policies import replay, replay_starts
-from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
+from analysis.replay.policies import replay, replay_rounds, replay_starts
+from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits, with_recorded_heads
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
-from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead, from_states
 from toolkit.acceptance.folder import scorer
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.config import method
-from toolkit.decoding import decode
+from toolkit.decoding import Method, decode
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, Survival
@@ -26,6 +27,8 @@ from toolkit.trace import join
 from toolkit.trace.rounds import Geometry, logits_at, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.training.recorded import TracedStates, drawn_depths
+from toolkit.types import Generation
+from toolkit.verification.rules.rejection import Rejection
 
 MOST = 8
 GREEDY = Sampling(temperature=0.0, max_new_tokens=40)
@@ -64,6 +67,32 @@ def policies(folder):
         yield Rate(PrereadEstimator(folder), 0.2, rate)
     for threshold, lag in ((0.3, 1), (0.6, 1), (0.6, 0)):
         yield Survival(HeadEstimator(folder, corrected=True), threshold, lag)
+
+
+def lengths_alike(
+    pair: Any,
+    asked: Sequence[Any],
+    plain: Sequence[Generation],
+    trace: Any,
+    policy: Bounded,
+    names: Mapping[str, str],
+    sampling: Sampling,
+    batch_size: int,
+) -> set[int]:
+    """Asserts that tokens, drafted tokens, draft forwards and produced tokens are equal in every round; the draft lengths.
+
+    plain  plain decoding's generations of `asked`, which the trace records;  names  of recorded heads, by folder
+    """
+    method = Method("m", policy, Rejection(), max_drafted=policy.max_drafted)
+    live = decode(pair, asked, method, sampling, batch_size=batch_size)
+    found: list[list[tuple[int, ...]]] = [[] for _ in asked]
+    for text, _, drafted, calls, _, produced in replay_rounds(trace, with_recorded_heads(policy.bind(pair), names)):
+        for number, *counts in zip(*(v.tolist() for v in (text, drafted, calls, produced)), strict=True):
+            found[number].append(tuple(counts))
+    for generation, other, rounds in zip(live, plain, found, strict=True):
+        assert generation.token_ids == other.token_ids
+        assert [(r.num_drafted, r.num_draft_calls, r.num_produced) for r in generation.rounds] == rounds
+    return {one[0] for rounds in found for one in rounds}
 
 
 def test_live_rounds_are_replayed_rounds(pair, folder, texts):

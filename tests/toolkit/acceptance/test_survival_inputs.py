@@ -8,8 +8,8 @@ import torch
 from analysis.replay.recorded_heads import scorer_of
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
-from tests.toolkit.acceptance.live_rounds import lengths_alike
 from tests.toolkit.acceptance.test_inputs import H, check, slow
+from tests.toolkit.acceptance.test_round_depth import lengths_alike
 from toolkit import ModelPair, train
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator
 from toolkit.acceptance.folder import scorer
