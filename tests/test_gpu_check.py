@@ -71,3 +71,12 @@ def test_weights_read_by_a_token_leave_out_what_is_looked_up():
     assert gpu_speed.bytes_read(model) == total - 61 * 32 * 4
     tied = tiny_model("gemma")
     assert gpu_speed.bytes_read(tied) == sum(parameter.numel() for parameter in tied.parameters()) * 4
+
+
+def test_what_breaks_down_is_one_line_and_stops_nothing():
+    def broken():
+        raise RuntimeError("out of luck\nand more")
+
+    bad, good = checks.run({"one": broken, "other": lambda: checks.Finding(True, "fine")})
+    assert (bad.verdict, good.verdict) == ("FAILED", "passed")
+    assert bad.finding.found.startswith("RuntimeError: out of luck (at") and "\n" not in bad.finding.found

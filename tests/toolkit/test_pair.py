@@ -260,11 +260,3 @@ def test_whole_outputs_follow_the_targets_distribution_where_the_draft_has_fewer
     pair.draft = TabularModel(probs / probs.sum(-1, keepdim=True))
     pair.drafts = (pair.draft, *table_pair.drafts[1:])
     assert output_pvalue(pair, config.method(name), 4_000, batch_size=4000) > 1e-4
-
-
-def test_bad_vocabularies_are_one_line():
-    draft = ModelPair.toy().draft
-    with pytest.raises(InputError, match=r"needs the tokens that end a text: add \[2\]"):
-        reduced.reduce_vocabulary(draft, [4, 5], (2,))
-    with pytest.raises(InputError, match="expected tokens from 0 to 1023"):
-        reduced.reduce_vocabulary(draft, [2, 1024], (2,))
