@@ -145,9 +145,9 @@ class Endpoint:
             expected = f"expected {self.url_key} and {self.variable_key} of a server with /v1{self.path}"
             raise NoAnswer(f"it answers {status}: {expected}", code)
         if code in AGAIN or code >= 500:
-            error = Retryable(f"{self.name} answers {status}", code)
-            error.wait = _wait_of(response.headers.get("Retry-After", ""))
-            raise error
+            busy = Retryable(f"{self.name} answers {status}", code)
+            busy.wait = _wait_of(response.headers.get("Retry-After", ""))
+            raise busy
         words: Any = answer if isinstance(answer, dict) else {}
         words = words.get("message") or words.get("detail") or words.get("error") or ""
         words = words.get("message", words) if isinstance(words, dict) else words
@@ -347,7 +347,7 @@ class Completions(Endpoint):
         if self.engine in ALL_TOKENS:
             fields |= {"top_k": sampling.top_k or ALL_TOKENS[self.engine], "min_p": sampling.min_p, **EXACT}
             fields |= {"repetition_penalty": sampling.repetition_penalty, "stop_token_ids": ends or None}
-        self._fields = {name: value for name, value in (fields | dict(keys.request)).items() if value is not None}
+        self.fields = {name: value for name, value in (fields | dict(keys.request)).items() if value is not None}
 
     def open(self) -> None:
         """Leave it out if it is away, lacks the model or does not know a key that matters."""
@@ -359,7 +359,7 @@ class Completions(Endpoint):
         if models and self.model not in models and self.engine in ALL_TOKENS:
             self.left_out = f"it serves {', '.join(models)}: expected served.model={self.model}"
         if keys:
-            self.unknown_keys = sorted({"prompt", "max_tokens", "seed", *self._fields} - keys)
+            self.unknown_keys = sorted({"prompt", "max_tokens", "seed", *self.fields} - keys)
             if needed := [key for key in self.unknown_keys if key not in self._needless]:
                 self.left_out = f"it does not know {', '.join(needed)} (its openapi.json): another served.engine?"
 
@@ -406,7 +406,7 @@ class Completions(Endpoint):
     def complete(self, request: CompletionRequest) -> Completion:
         """The answer to one try. Raises as `send` and `read` do, and InputError if no text is encoded to the prompt."""
         seed = int(content_hash([self.sampling.seed, request.row], 16), 16) % SEEDS
-        body = {"prompt": request.prompt_ids, "max_tokens": request.max_tokens, "seed": seed, **self._fields}
+        body = {"prompt": request.prompt_ids, "max_tokens": request.max_tokens, "seed": seed, **self.fields}
         if self.engine == "transformers":
             body["prompt"] = self._text(request.prompt_ids)
             body["generation_config"] = json.dumps({"max_new_tokens": request.max_tokens, **self._generation})
@@ -438,17 +438,18 @@ class Completions(Endpoint):
         expect(not isinstance(size, int) or size == len(sent), counted)
         expect(reason in ("stop", "length"), f"its finish_reason is {reason!r}: expected stop or length")
         by = " ".join(filter(None, [by, str(answer.get("system_fingerprint") or "")]))
-        ids, stopped = _returned_ids(choice), reason == "stop"
-        source = ENCODED if ids is None else RETURNED
+        returned, stopped = _returned_ids(choice), reason == "stop"
         with self.tokenizing:
-            ids = self._encoded(choice, request, stopped, count) if ids is None else ids
+            if returned is None:
+                ids = self._encoded(choice, request, stopped, count)
+            else:
+                ids = self._checked(returned, choice, request, stopped, count)
             if isinstance(ids, str):
                 return Completion([], "", "", NO_ROUND_TRIP, by, ids)
-            ids = self._checked(ids, choice, request, stopped, count) if source == RETURNED else ids
             reason, text = self._finish_reason(ids, request, stopped), self.pair.text(ids, sent)
             if reason == "stop":
                 text = text[: self.pair.stop_position(self.sampling.stop, ids, sent)]
-        return Completion(ids, text, reason, source, by)
+        return Completion(ids, text, reason, ENCODED if returned is None else RETURNED, by)
 
     def _checked(
         self, ids: list[int], choice: Mapping[str, Any], request: CompletionRequest, stopped: bool, count: Any

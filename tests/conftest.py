@@ -26,7 +26,6 @@ CORE = (  # rules, sampling, the loop and its batches, policies, recording and r
     "test_recorded_texts",
     "test_decoding",
     "test_text_rounds",
-    "test_proposers",
     "test_tree_index",
     "test_beam",
     "test_trace",

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import pytest
 
 from toolkit import ModelPair, generate
 from toolkit.config import compose
+from toolkit.config.files import searching
 from toolkit.errors import InputError
 
 FIXTURES = Path(__file__).parent / "fixtures" / "first_release"
@@ -75,10 +74,11 @@ def test_a_finished_folder_is_found_or_refused_and_never_changed(release: Path) 
 
 def test_a_users_own_config_folder_decodes(release: Path) -> None:
     """Its method names a key that is gone, at the value that changed nothing."""
-    command = [sys.executable, "-m", "toolkit.decode", "--config-dir", "conf", *PAIR, *PROMPTS, "method=mine"]
-    words = ["head=preread/head", "paths.output_dir=mine", "method.policy.estimator.calibrated=false"]
-    ended = subprocess.run([*command, *words], capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr
+    from toolkit.decode import run
+
+    words = ["method=mine", "head=preread/head", "paths.output_dir=mine", "method.policy.estimator.calibrated=false"]
+    with searching("conf"):
+        run(compose("decode", [*PAIR, *PROMPTS, *words]))
     assert len((release / "mine" / "generations.jsonl").read_text().splitlines()) == 3
 
 

@@ -1,5 +1,6 @@
 """A multirun of four heads, offline: what the files hold that are synced later."""
 
+import json
 import os
 import subprocess
 import sys
@@ -20,13 +21,21 @@ def run_command(folder, module, *words):
     command = [sys.executable, "-m", module, *words]
     done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 @pytest.mark.slow
-def test_a_multirun_offline(tiny_overrides, tiny_mix, tmp_path):
-    words = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, "paths.root_dir=out"]
-    run_command(tmp_path, "toolkit.train", "-m", "head.depth=0,1", "loss.w_rej=1,6", *words)
+def test_a_multirun_offline(tiny_overrides, tiny_responses, tmp_path):
+    """Its data are made once, by a stage before the first job."""
+    mix = [*tiny_overrides, f"responses={tiny_responses}", "paths.root_dir=out"]
+    before = f"+before.mix={{run:data_gen.mix.run,config:mix,overrides:{json.dumps(mix)}}}"
+    words = [*tiny_overrides, "data.path='{mix}'", *SMALL, "paths.root_dir=out", before]
+    output = run_command(tmp_path, "toolkit.train", "-m", "head.depth=0,1", "loss.w_rej=1,6", *words)
+    assert len(list((tmp_path / "out").glob("mix-*"))) == 1
+    assert len(list((tmp_path / "out").glob("mix-*/hidden-*"))) == 1
+    assert output.count("; 0 bytes to be written") == 3
     (multirun,) = (tmp_path / "out" / "multirun").iterdir()
+    assert (multirun / "table.md").read_text().count("\n") == 6 and f"table: {multirun.relative_to(tmp_path)}" in output
     jobs = sorted((read_json(path) for path in multirun.glob("*/job.json")), key=lambda job: job["job"])
     heads = [tmp_path / job["folder"] for job in jobs]
     check_heads(heads, multirun.name)

@@ -14,7 +14,6 @@ from analysis.papers.table import FACT, PaperTable, Runs, cells_of
 from analysis.tables.files import read_table, save_table
 from toolkit import config
 from toolkit.config import CONF, compose, papers
-from toolkit.errors import InputError
 from toolkit.runs.pipeline import expand_stages
 from toolkit.runs.stage import open_stage
 
@@ -84,13 +83,6 @@ def test_a_cell_in_percent_holds_percents(tmp_path):
     save_table(lines, tmp_path, "comparison")
     source = table.source("alphabet 40, s = 5", "token rate over one draft")
     assert Runs({"alphabet": tmp_path}).cell(source, "w").text() == "+6.50 %"
-
-
-def test_runs_that_are_no_runs_are_refused(tmp_path):
-    with pytest.raises(InputError, match="runs"):
-        paper.run(compose("paper", ["table=specdecpp_table1"]))
-    with pytest.raises(InputError, match="runs.alpaca"):
-        paper.run(compose("paper", ["table=specdecpp_table1", f"runs={{alpaca: {tmp_path}}}"]))
 
 
 def test_a_page_is_made_of_finished_runs(tmp_path):

@@ -1,4 +1,4 @@
-"""A server here that speaks OpenAI's completions for a tiny target: it answers rightly, fails, stalls or lies, as asked."""
+"""Servers here that speak OpenAI's completions, of a tiny target and of a judge: they answer rightly, fail, stall or lie."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from toolkit.models.pair import load_tokenizer
 
+Say = Callable[[BaseHTTPRequestHandler], None]
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # the request and a right answer -> what is said instead
 FIELDS = (
     "model", "prompt", "max_tokens", "n", "stream", "seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
@@ -150,3 +151,70 @@ def served(stub: Any) -> Iterator[None]:
         stub.over.set()
         server.shutdown()
         server.server_close()
+
+
+# -- a judge ----------------------------------------------------------------------------------------------------------
+
+
+class StubJudge:
+    """answers  what is done with each request, in order; the last one stays. requests: bodies and headers that came."""
+
+    address: str
+
+    def __init__(self) -> None:
+        self.answers: list[Say] = [says("Rating: [[7]]")]
+        self.requests: list[tuple[dict[str, Any], dict[str, str]]] = []
+        self.over = threading.Event()  # lets stalled answers go
+        self._lock = threading.Lock()
+
+    def post(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        with self._lock:
+            self.requests.append((body, {**dict(handler.headers), "path": handler.path}))
+            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        handler.question = body["messages"][-1]["content"]  # type: ignore[attr-defined]
+        answer(handler)
+
+
+@contextmanager
+def stub_judge() -> Iterator[StubJudge]:
+    stub = StubJudge()
+    with served(stub):
+        yield stub
+
+
+def sends(status: int, body: bytes, **headers: str) -> Say:
+    """An answer with this status and body."""
+    return lambda handler: send(handler, status, body, **headers)
+
+
+def says(text: Any, model: str = "stub-1") -> Say:
+    """A completion."""
+    choices = [{"message": {"role": "assistant", "content": text}}]
+    return sends(200, json.dumps({"model": model, "system_fingerprint": "fp_9", "choices": choices}).encode())
+
+
+def drops(handler: BaseHTTPRequestHandler) -> None:
+    """Hangs up without a word."""
+    handler.close_connection = True
+
+
+def stalls(stub: StubJudge) -> Say:
+    """Says nothing until the test is over."""
+    return lambda handler: (stub.over.wait(60), drops(handler))[1]
+
+
+def drips(stub: StubJudge) -> Say:
+    """Promises much and sends byte by byte, each well within the time that silence is allowed."""
+
+    def say(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000000")
+        handler.end_headers()
+        while not stub.over.wait(0.05):
+            try:
+                handler.wfile.write(b" ")
+            except OSError:
+                return
+
+    return say

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -30,13 +28,6 @@ def likelihood(model: TabularModel, text: list[int], start: int) -> float:
     """Log-likelihood of text[start:] behind what is before."""
     chances = [model.probs[model.state(text[:i]), text[i]] for i in range(start, len(text))]
     return float(torch.stack(chances).log().sum())
-
-
-def test_layers_of_drafted_beams_are_whole(endless_pair):
-    """A draft equal to the target: every layer is accepted, with as many beams as were asked for."""
-    same = ModelPair(target=endless_pair.target, draft=endless_pair.target, end_ids=())
-    for generation in decode(same, [[0, 1]] * 4, method(2, drafted=2, layers=3), Sampling(max_new_tokens=12)):
-        assert [r.widths for r in generation.rounds] == [(2, 2, 2, 2)] * 3
 
 
 @pytest.mark.parametrize("ends", [(), (2,)])
@@ -122,12 +113,6 @@ def test_a_beam_draft_says_what_its_cache_holds(endless_pair):
 
     decode(endless_pair, [[0, 1]], Method("beams", Fixed(4), get("mtad"), Watched(3, 4)), Sampling(max_new_tokens=5))
     assert held[0] == [True, True, True, False]
-
-
-def test_a_block_may_be_drawn_from_sampled_beams():
-    assert Beams(collapse_after=1, collapse_to="draw").lossless
-    assert Beams(collapse_after=2, collapse_to="draw").by_block
-    assert replace(Beams(), collapse_to="draw").greedy().selection == "top"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -12,7 +12,6 @@ from toolkit import ModelPair, config
 from toolkit.decoding import BeamChainProposer, DraftContext, Method, Sampling, decode
 from toolkit.engine import TabularModel
 from toolkit.engine.engine import engine_of
-from toolkit.errors import InputError
 from toolkit.sampling import draw, warp
 from toolkit.stopping import Bounded, Confidence, DynamicConfidence, Fixed
 from toolkit.stopping.base import StoppingPolicy
@@ -130,20 +129,6 @@ def test_a_draft_is_the_slow_one_on_the_same_uniforms(sampling, ends, policy):
         assert any(count < forwards for count, forwards in lengths)  # an ended path outlived longer ones
 
 
-def test_beams_find_likelier_paths_than_single_draws():
-    """What they are for: the mean log-probability of the path grows with the number of beams."""
-    generator = torch.Generator().manual_seed(1)
-    draft = TabularModel.random(5, 2, generator)
-    uniforms = torch.rand(100, 32, generator=generator, dtype=torch.float64)
-    means = [
-        sum(
-            slow_draft(draft, [0], BeamChainProposer(width, 4), Fixed(9), Sampling(), 9, row, ())[3] for row in uniforms
-        )
-        for width in (1, 2, 8)
-    ]
-    assert means[0] < means[1] < means[2]
-
-
 def outcome(generations) -> list:
     """Tokens and counts of every round."""
     return [(g.token_ids, [(r.num_drafted, r.num_draft_calls, r.num_accepted) for r in g.rounds]) for g in generations]
@@ -231,9 +216,3 @@ def test_a_policy_learns_from_the_path_that_was_sent():
                 proposal.draft_probs[row, :count].gather(1, proposal.tokens[row, :count, None]).squeeze(1)
             )  # unwarped here
             assert torch.allclose(state["fresh"][row, :count].double(), own, atol=1e-6)
-
-
-def test_bad_input():
-    for numbers in ((0, 4), (8, 0)):
-        with pytest.raises(InputError, match="proposer.num_(beams|tokens): expected a number in .1, 4096., got 0"):
-            BeamChainProposer(*numbers)

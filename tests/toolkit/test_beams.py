@@ -4,7 +4,6 @@ against transformers'.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
 from itertools import product
@@ -17,7 +16,6 @@ from scipy.stats import chi2_contingency, chisquare
 from tests.slow_beams import SlowRound, Tables
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
-from toolkit.decoding.beams import _shares
 from toolkit.engine import TabularModel
 from toolkit.engine.hf import HFSession
 from toolkit.errors import InputError
@@ -327,17 +325,6 @@ def test_the_beam_test_catches_the_published_scheme(table_pair):
     assert chisquare(observed, [e * scale for e in expected]).pvalue < 1e-6
 
 
-@pytest.mark.slow
-def test_one_beam_is_speculative_sampling(table_pair):
-    distribution = table_pair.target.sequence_distribution([0, 1], 4, end=2)
-    for built in (method(1), method(1, drafted=1), method(1, drafted=1, threshold=0.9, min_width=1)):
-        generations = decode(table_pair, [[0, 1]] * 8000, built, Sampling(max_new_tokens=4, seed=2), batch_size=4000)
-        seen = Counter(tuple(g.token_ids) for g in generations)
-        outputs = sorted(distribution)
-        result = chisquare([seen[o] for o in outputs], [distribution[o] * 8000 for o in outputs])
-        assert result.pvalue > 0.001 / 3
-
-
 @pytest.mark.parametrize("name", BEAMS)
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_scores_are_the_likelihoods_of_the_texts(name, batch_size, exact_pair, prompts):
@@ -481,27 +468,6 @@ def test_a_sampled_block_is_one_of_the_beams(table_pair, end, warped):
     assert chisquare([seen[t] for t in exact], [exact[t] * runs for t in exact]).pvalue > 0.001
 
 
-@pytest.mark.parametrize(
-    ("living", "finished", "widths"),
-    [([3, 3], [1, 2], [3, 3, 2]), ([2, 2, 2], [], [4, 3]), ([], [1, 1, 2], [2, 1]), ([1], [], [1])],
-)
-def test_shares_are_those_of_beams_drawn_layer_by_layer(living, finished, widths):
-    """In every layer one of its beams, all alike; a block is over where the drawn one has ended."""
-    lengths = [*living, *finished]
-    shares = _shares(lengths, widths)
-    rng, runs, seen = random.Random(0), 20_000, [0] * len(lengths)
-    for _ in range(runs):
-        for layer, width in enumerate(widths, start=1):
-            here = [i for i, length in enumerate(lengths) if length == layer]
-            place = rng.randrange(width)
-            if place < len(here):
-                seen[here[place]] += 1
-                break
-    for share, count in zip(shares, seen, strict=True):
-        assert abs(count / runs - share) < 5 * (share * (1 - share) / runs) ** 0.5 + 1e-9
-    assert sum(shares) <= 1 + 1e-12
-
-
 def test_blocks_are_searched_at_temperature_0(exact_pair, prompts):
     greedy = Sampling(temperature=0, max_new_tokens=12)
     drawn, top = (decode(exact_pair, prompts, config.method(name), greedy) for name in ("mtjd", "mtjd_top"))
@@ -521,18 +487,8 @@ def test_one_cache_keeps_one_beam_after_every_round(exact_pair, prompts, monkeyp
     assert all(nodes.shape[1] == 1 and bool((nodes == -1).all()) for nodes in targets)
 
 
-def test_published_drafts_differ_and_need_their_own_rule(exact_pair, prompts, monkeypatch):
-    from toolkit.decoding import beams
-
-    seen, judge = [], beams.judge
-    monkeypatch.setattr(beams, "judge", lambda *args: seen.append(args[2]) or judge(*args))
-    built = config.method("dsbd_published")
-    assert not built.lossless
-    decode(exact_pair, prompts, built, Sampling(max_new_tokens=12, top_k=4), batch_size=3)
-    drawn = [row[:count] for f in seen for pairs, counts in zip(f.pairs, f.counts, strict=True)
-             for row, count in zip(pairs.tolist(), counts.tolist(), strict=True)]  # fmt: skip
-    assert all(len(set(row)) == len(row) for row in drawn)
-    assert max(map(len, drawn)) == 4  # no more than top-k leaves
+def test_published_drafts_need_their_own_rule():
+    assert not config.method("dsbd_published").lossless
     with pytest.raises(InputError, match="by the scheme without_replacement, but BeamLayer is exact only for iid"):
         config.instantiate(config.method_config("dsbd", ["proposer.scheme=without_replacement"]))
     with pytest.raises(
@@ -545,18 +501,12 @@ def test_published_drafts_differ_and_need_their_own_rule(exact_pair, prompts, mo
     ("overrides", "words"),
     [
         (["beams.num_beams=7"], "beams.num_beams: expected 1 to 6, the number of draft beams, got 7"),
-        (["beams.num_beams=0"], "beams.num_beams: expected a number in [1, 4096], got 0"),
-        (["beams.threshold=1.2"], "beams.threshold: expected a probability in [0, 1]"),
         (["beams.threshold=.5", "beams.min_width=5"], "beams.min_width: expected 1 to 4"),
         (["beams.selection=top"], "drafted beams are accepted with a probability, expected sample, got top"),
-        (["beams.selection=tops"], "beams.selection: expected one of sample, top, got 'tops'"),
-        (["beams.collapse_to=last"], "beams.collapse_to: expected one of distribution, draw, best, got 'last'"),
         (
             ["beams.collapse_to=draw", "beams.selection=top"],
             "draw needs sampled beams, expected beams.selection=sample",
         ),
-        (["beams.collapse_after=0"], "beams.collapse_after: expected at least 1 or null, got 0"),
-        (["proposer.num_beams=0"], "proposer.num_beams: expected a number in [1, 4096], got 0"),
         (["proposer.min_beams=7"], "proposer.min_beams: expected 1 to 6 (num_beams) or null, got 7"),
         (["proposer.min_beams=3"], "beams.num_beams: expected 1 to 3, the number of draft beams, got 4"),
         (["beams=null"], "a rule for layers of beams and `beams` need each other"),

@@ -12,7 +12,6 @@ import torch
 from toolkit import ModelPair, config
 from toolkit.acceptance import MatchEstimator
 from toolkit.acceptance.estimators import ConfidenceEstimator as DraftConfidence
-from toolkit.config.methods import check_method
 from toolkit.costs.table import CostTable
 from toolkit.decoding import BestSourceProposer, ChainProposer, DraftContext, Method, Sampling, SuffixProposer, decode
 from toolkit.engine import TabularModel

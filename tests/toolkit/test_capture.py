@@ -391,17 +391,6 @@ def test_captures_that_would_only_replace_each_other_are_not_made():
 def test_counts_of_rare_shapes_are_forgotten(monkeypatch):
     monkeypatch.setattr(capture, "SHAPES", 6)
     captures = Captures(StaticForward)
-    for captured, counts in (((1, 9), {1: 5, 3: 4, 9: 1, 5: 1}), ((1, 3, 7, 9), {1: 5, 3: 4, 7: 0, 9: 1, 5: 1})):
-        captures.known, captures.unproven = {(key,): lambda inputs: None for key in captured}, {(1,): 0}
-        captures.uses = {(key,): count for key, count in {9: 1, 1: 5, 2: 2, 3: 4, 4: 3, 7: 0}.items()}
-        captures.run((5,), lambda: None, [])
-        assert captures.uses == {(key,): count for key, count in counts.items()}
-    fresh = Captures(StaticForward)
-    for key in range(100):  # shapes that never recur
-        fresh.run((key,), lambda: None, [])
-    assert len(fresh.uses) <= 6 and (99,) in fresh.uses
-
-
-def test_a_deep_model_has_fewer_captures():
-    assert [Captures(StaticForward, layers).most for layers in (1, 2, 1024, 1500)] == [4096, 2048, 4, 4]
-    assert Captures(StaticForward, 2).empty().num_layers == 2
+    for key in range(100):
+        captures.run((key,), lambda: None, [])
+    assert len(captures.uses) <= 6 and (99,) in captures.uses

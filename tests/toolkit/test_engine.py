@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from toolkit import ModelPair, config, generate
 from toolkit.decoding import Sampling, decode, decode_measured
-from toolkit.decoding.batch import PADDING, PREFILL, TOGETHER, read_together
+from toolkit.decoding.batch import PREFILL
 from toolkit.decoding.beams import BeamBatch
 from toolkit.decoding.text import TextBatch
 from toolkit.engine import Session, open_session
@@ -24,11 +24,6 @@ from toolkit.engine.engine import EngineOptions, engine_of
 from toolkit.runs.token_bar import TokenBar
 
 PROMPTS = [[5, 9, 11, 7], [6, 3, 8], [12, 4], [9] * 12]
-
-
-def test_a_pair_is_values():
-    names = "target draft tokenizer drafts end_ids name head options chat_template_options unshared costs"
-    assert {field.name for field in fields(ModelPair)} == set(names.split())
 
 
 def test_one_engine_per_pair_its_models_and_options_and_none_after_it():
@@ -108,15 +103,6 @@ def test_a_session_copies_no_keys(monkeypatch):
     copied.clear()
     got = open_session(model, 1, 8).extend(tokens, last=4)
     assert not copied and torch.allclose(got.logits, expected.logits, rtol=0, atol=1e-12)
-
-
-def test_groups_by_hand():
-    assert read_together([]) == []
-    assert read_together([50, 20, 60]) == [[0, 1, 2]], "30 and 20 tokens of padding are cheaper than a forward pass"
-    assert read_together([500, 20, 21, 510]) == [[1, 2], [0, 3]]
-    assert read_together([100, 100 + PADDING]) == [[0, 1]] and read_together([100, 101 + PADDING]) == [[0], [1]]
-    assert read_together([TOGETHER // 2] * 3) == [[0, 1], [2]], "memory stays flat"
-    assert read_together([2 * TOGETHER, 2 * TOGETHER]) == [[0], [1]], "a row is read whole"
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "speculative"])

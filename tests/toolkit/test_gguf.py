@@ -287,7 +287,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor | None], str]] =
     "a weight is left": ({}, {"blk.0.attn_q_norm.weight": torch.ones(8)}, "blk.0.attn_q_norm.weight .*no place"),
     "a layer is left": ({"llama.block_count": 1}, {}, "blk.1.attn_q.weight"),
     "experts": ({"llama.expert_count": 4}, {}, "llama.expert_count=4"),
-    "a key that changes scores": ({"llama.attention.scale": 0.5}, {}, "llama.attention.scale"),
     "a window": ({"llama.attention.sliding_window": 20}, {}, "sliding_window=20"),
     "another scaling": ({"llama.rope.scaling.type": "dynamic"}, {}, "'dynamic'"),
     "too few divisors": ({}, {"rope_freqs.weight": torch.ones(3)}, "3 divisors"),
@@ -295,13 +294,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor | None], str]] =
     "an unread way of splitting": ({"tokenizer.ggml.pre": "viking"}, {}, "'viking'"),
     "another kind of tokenizer": ({"tokenizer.ggml.model": "bert"}, {}, "'bert'"),
     "an end that is no token": ({"tokenizer.ggml.eos_token_id": 9999}, {}, "9999"),
-    "another end that is no token": ({"tokenizer.ggml.eot_token_id": 9999}, {}, "eot token is 9999"),
     "no size of what is added to a norm": (
         {"llama.attention.layer_norm_rms_epsilon": None},
         {},
         "lacks llama.attention",
     ),
-    "no context": ({"llama.context_length": None}, {}, "lacks llama.context_length"),
 }
 
 

@@ -64,7 +64,7 @@ LOGITS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_broken_draft_ends_the_rows_that_read_it_under_every_method(name, temperature, tables):
     """The last prompt ends at the place; of the others, some come by it."""
@@ -79,8 +79,15 @@ def test_a_broken_draft_ends_the_rows_that_read_it_under_every_method(name, temp
 WARPED = [{}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"repetition_penalty": 1.3}, {"temperature": 0.0}]
 
 
-@pytest.mark.parametrize("kind", LOGITS)
-@pytest.mark.parametrize("name", ["speculative", "rate", "mtad", "specinfer", "greedy_multi", "dsbd"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("speculative", kind) for kind in LOGITS),
+        *(("specinfer", kind) for kind in LOGITS),
+        ("mtad", "one"),
+        ("dsbd", "nothing"),
+    ],
+)
 def test_whatever_is_not_a_number_however_it_is_warped(name, kind, tables):
     prompts, broken = [*PROMPTS[:3], [7, PLACE // 10, PLACE % 10]], with_logits(tables, LOGITS[kind].double())
     for settings in WARPED:
@@ -216,8 +223,9 @@ def pairs(tmp_path_factory):
     return pair, replace(pair, draft=draft, drafts=[])
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("name", ["confidence", "specdec_pp", "mcsd", "mtad_head", "dsbd"])
+@pytest.mark.parametrize(
+    ("name", "ahead"), [("confidence", 0), ("mcsd", 0), ("specdec_pp", 1), ("mcsd", 1), ("mtad_head", 1), ("dsbd", 1)]
+)
 def test_what_a_stopped_row_reads_on_for_its_neighbours_does_not_stay(name, ahead, pairs, monkeypatch):
     """The rows that end are those that end alone, also where the host runs ahead of the answers, as on a GPU.
 

@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from toolkit.config import CONF
 from toolkit.engine import open_session
 from toolkit.engine.engine import EngineOptions
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.testing import padding
-from toolkit.testing.padding import PRESETS, pad_model, padded_config, padded_pair
+from toolkit.testing.padding import pad_model, padded_pair
 
 VOCAB = 61
 BASE = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8,
@@ -22,8 +20,6 @@ BASE = {"vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hi
 CHOICES = ("cuda_graphs", "self_check")  # of a pair, which its padded form keeps
 LARGER = {"hidden_size": 80, "intermediate_size": 96, "num_layers": 4}
 SAME = {"hidden_size": 24, "intermediate_size": 40, "num_layers": 2, "num_heads": 4}
-TOY = {"vocab_size": 1024, "hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 4, "num_attention_heads": 6,
-       "tie_word_embeddings": True}  # fmt: skip
 GROUPED, TIED = {"num_key_value_heads": 2}, {"tie_word_embeddings": True}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}  # fmt: skip
@@ -133,14 +129,6 @@ def test_a_padded_model_can_be_saved(tmp_path, tokens):
     assert torch.equal(logits_of(again, tokens), logits_of(padded, tokens))
 
 
-@pytest.mark.parametrize(("name", "millions"), [("200m", 206.6), ("1b", 975.3), ("8b", 6983.8)])
-def test_presets_have_their_size(name, millions):
-    with torch.device("meta"):
-        model = LlamaForCausalLM(padded_config(LlamaConfig(**TOY), **PRESETS[name]))
-    assert model.num_parameters() / 1e6 == pytest.approx(millions, abs=0.1)
-    assert OmegaConf.load(CONF / "pair" / "toy_padded.yaml").target_preset in PRESETS
-
-
 def test_a_pair_is_padded(monkeypatch, tokens):
     pair = ModelPair(target=tiny(), draft=tiny(seed=1), name="toy", head="head")
     asked = []
@@ -181,10 +169,3 @@ def test_a_pair_is_padded(monkeypatch, tokens):
 def test_sources_that_do_not_fit_are_refused(source, shape, words):
     with pytest.raises(InputError, match=words):
         pad_model(tiny(**source), **{**LARGER, **shape})
-
-
-def test_other_models_and_presets_are_refused():
-    with pytest.raises(InputError, match="only Llama models can be padded, got gpt2"):
-        pad_model(AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), **LARGER)
-    with pytest.raises(InputError, match="unknown padding preset '200'"):
-        padding.pad_to_preset(tiny(), "200")

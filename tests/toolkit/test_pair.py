@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from hydra.utils import get_class, get_method
 from transformers import AutoModelForCausalLM
 
@@ -16,7 +17,7 @@ from toolkit.engine import TabularModel
 from toolkit.engine.capture import CaptureGuard
 from toolkit.errors import InputError
 from toolkit.models import reduced
-from toolkit.models.pair import TOY, check_same_tokenizer, load_draft, load_tokenizer
+from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer
 from toolkit.testing import output_pvalue, save_checkpoint, tiny_llama, tiny_tokenizer
 
 PAPERS = {"llama2_7b_70b", "llama3_1b_8b", "opt_125m_13b", "gemma_2b_27b", "gemma11_2b_gemma2_27b", "llama_68m_vicuna_13b",
@@ -25,10 +26,12 @@ PAPERS = {"llama2_7b_70b", "llama3_1b_8b", "opt_125m_13b", "gemma_2b_27b", "gemm
 
 
 def test_pair_configs_name_arguments_of_their_loader():
+    """Each group's yaml alone: the commands that it is a part of are composed elsewhere."""
     names = config.choices("pair")
     assert PAPERS | {"toy", "toy_padded"} <= set(names) and any(name.startswith("qwen") for name in names)
-    for name in ("toy", *names):
-        cfg = dict(config.compose("decode", [f"pair={name}", "method=speculative"]).pair)
+    with initialize_config_dir(str(config.CONF), version_base="1.3"):
+        composed = {name: dict(compose(overrides=[f"+pair={name}"]).pair) for name in names}
+    for name, cfg in composed.items():
         target = cfg.pop("_target_")
         padded = target.endswith("padded_pair")
         loader = get_method(target) if padded else get_class(target.rpartition(".")[0]).from_pretrained
@@ -116,10 +119,9 @@ def test_a_special_token_that_the_draft_calls_otherwise_is_not_drafted(checkpoin
         check_same_tokenizer(pair.tokenizer, load_tokenizer(tmp_path / "draft"))
 
 
-@pytest.mark.parametrize("name", ["speculative", "specinfer"])
-def test_outputs_follow_the_target_where_the_draft_lacks_a_token(name, table_pair):
+def test_outputs_follow_the_target_where_the_draft_lacks_a_token(table_pair):
     pair = ModelPair(target=table_pair.target, draft=table_pair.draft, end_ids=(2,), unshared=(1,))
-    assert output_pvalue(pair, config.method(name), 4000) > 1e-3
+    assert output_pvalue(pair, config.method("specinfer"), 4000) > 1e-3
 
 
 def test_the_same_tokens_split_differently_are_refused():
@@ -200,18 +202,6 @@ def test_the_devices_of_a_pair_are_all_that_its_models_lie_on(checkpoints):
     assert ModelPair(target=TabularModel(torch.eye(3))).devices == ["cpu"]
 
 
-def test_a_head_for_another_draft_is_refused(checkpoints):
-    pair = ModelPair.from_pretrained(*checkpoints)
-    for head, words in (
-        (TOY / "head", "the head in .* reads states of size"),
-        (None, "needs an acceptance head: expected head=FOLDER, got none"),
-        (checkpoints[0], "expected an acceptance head .* in .*, found none"),
-    ):
-        with pytest.raises(InputError, match=words):
-            generate(pair, ["the cat"], "specdec_pp", head=head and str(head))
-    assert sum(path.stat().st_size for path in TOY.rglob("*") if path.is_file()) < 12e6
-
-
 # -- drafts with a reduced output vocabulary --------------------------------------------------------------------------------
 
 KEPT = [2, *range(40, 1024, 5)]
@@ -259,7 +249,7 @@ def test_greedy_outputs_are_the_targets_own(name, reduced_pair):
     assert ours[0].counts.num_drafted > 0
 
 
-@pytest.mark.parametrize("name", ["speculative", "block", "importance", "spectr", "mcsd"])
+@pytest.mark.parametrize("name", ["block", "spectr", "mcsd"])
 def test_whole_outputs_follow_the_targets_distribution_where_the_draft_has_fewer_tokens_than_candidates(
     name, table_pair
 ):
@@ -270,11 +260,3 @@ def test_whole_outputs_follow_the_targets_distribution_where_the_draft_has_fewer
     pair.draft = TabularModel(probs / probs.sum(-1, keepdim=True))
     pair.drafts = (pair.draft, *table_pair.drafts[1:])
     assert output_pvalue(pair, config.method(name), 4_000, batch_size=4000) > 1e-4
-
-
-def test_bad_vocabularies_are_one_line():
-    draft = ModelPair.toy().draft
-    with pytest.raises(InputError, match=r"needs the tokens that end a text: add \[2\]"):
-        reduced.reduce_vocabulary(draft, [4, 5], (2,))
-    with pytest.raises(InputError, match="expected tokens from 0 to 1023"):
-        reduced.reduce_vocabulary(draft, [2, 1024], (2,))

@@ -139,15 +139,15 @@ def test_ids_that_are_no_tokens_of_the_pair_are_one_line_before_anything_is_deco
         "null",
         "7",
     ]
-    for number, ids in enumerate(bad):
-        path = tmp_path / f"{number}.jsonl"
+    path = tmp_path / "responses.jsonl"
+    path.write_text(f'{{"token_ids": [5, {size - 1}]}}\n')
+    built = config.method(method, [f"{key}.responses={path}", "max_drafted=7"])
+    built.bind(pair)
+    for ids in bad:
         path.write_text('{"token_ids": [5, 6]}\n{"token_ids": ' + ids + "}\n")
-        built = config.method(method, [f"{key}.responses={path}"])
         with pytest.raises(InputError, match=r"^proposer.responses: .*expected .*token ids.* got .*$") as error:
             built.bind(pair)
         assert str(path) in str(error.value) and (f", {size})" in str(error.value) or "line 2" in str(error.value))
-    path.write_text(f'{{"token_ids": [5, {size - 1}]}}\n')
-    config.method(method, [f"{key}.responses={path}", "max_drafted=7"]).bind(pair)
 
 
 def table_pair(sharpness=1.0):

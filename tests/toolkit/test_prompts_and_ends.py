@@ -14,10 +14,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig
 
 from data_gen import responses
-from data_gen.completions import CompletionRequest, Completions
+from data_gen.completions import Completions
 from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
 from toolkit.config import compose, plain
+from toolkit.config.commands import EndpointKeys
 from toolkit.config.identity import contents_of
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import DecodingError, InputError
@@ -263,7 +264,7 @@ def test_recordings_and_endpoints_know_the_ends(pair, special):
         Recorder(pair, sampling, 3).check(type("Text", (), {"row": 0, "prompt": [7], "produced": produced})())
     with pytest.raises(InputError, match="response 0 goes on after an end of text"):
         Recorder(pair, sampling, 3).record([([7], ids)], [0])
-    requests = Completions("vllm", "target", pair, sampling, {})
-    assert requests.body(CompletionRequest(0, [7], 8))["stop_token_ids"] == [9, token]
+    address = "http://127.0.0.1:9/v1"
+    assert Completions(address, EndpointKeys(model="target"), pair, sampling).fields["stop_token_ids"] == [9, token]
     with pytest.raises(InputError, match=r"engine=openai knows no end_ids"):
-        Completions("openai", "target", pair, Sampling(end_ids=(9,)), {})
+        Completions(address, EndpointKeys(model="target", engine="openai"), pair, Sampling(end_ids=(9,)))

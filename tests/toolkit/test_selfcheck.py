@@ -14,7 +14,7 @@ from toolkit import ModelPair, generate
 from toolkit.engine import open_session, selfcheck
 from toolkit.engine.facts import check_evaluation, max_positions
 from toolkit.engine.selfcheck import check_architecture, check_trees, memory_file
-from toolkit.engine.shrinking import LONGEST, POSITIONS, WINDOW, UnknownSizes, build, tiny_config
+from toolkit.engine.shrinking import UnknownSizes, build, tiny_config
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.teacher import produced_logits
@@ -154,70 +154,8 @@ def test_the_check_leaves_random_numbers_alone_and_is_remembered(monkeypatch, tm
     check_architecture(tiny_model("llama"))
 
 
-BOTH = [torch.float64, torch.float32]
-
-
-@pytest.mark.parametrize(
-    ("faults", "reason", "formats"),
-    [
-        ({}, None, BOTH[:1]),
-        ({torch.float64: RuntimeError(" no doubles ")}, None, BOTH),
-        ({torch.float64: RuntimeError("a"), torch.float32: ValueError(" b ")}, r"ValueError: b\)", BOTH),
-        ({torch.float64: selfcheck.Differs("by  3\n" + "x" * 130)}, r"\(by 3 x{115}\)", BOTH[:1]),
-        ({torch.float64: InputError("no layers")}, r"\(no layers\)", BOTH[:1]),
-    ],
-)
-def test_a_trial_is_made_in_the_finest_format_that_a_model_can(
-    faults, reason, formats, monkeypatch, nothing_remembered
-):
-    tried = []
-
-    def trial(model):
-        tried.append(model.dtype)
-        if model.dtype in faults:
-            raise faults[model.dtype]
-
-    monkeypatch.setattr(selfcheck, "check_trees", trial)
-    if reason is None:
-        check_architecture(tiny_model("llama"))
-    else:
-        with pytest.raises(InputError, match=reason):
-            check_architecture(tiny_model("llama"))
-    assert tried == formats
-
-
 def unbuilt(*_):
     raise UnknownSizes("no such sizes")
-
-
-@pytest.mark.parametrize(
-    ("config", "size", "far"),
-    [
-        ({}, 1.0, 8),
-        ({}, 0.9, None),
-        ({"sliding_window": 16}, 1.0, 16),
-        ({"attention_chunk_size": 1024, "sliding_window": None}, 1.0, 1024),
-        ({"attention_chunk_size": 1025}, 1.0, None),
-        ({"window_size": [7, 7]}, 1.0, 8),
-        ({"max_position_embeddings": 19}, 1.0, 8),
-        ({"max_position_embeddings": 18}, 1.0, None),
-    ],
-)
-def test_a_class_that_cannot_be_shrunk_is_tried_past_its_windows_if_it_is_small(
-    config, size, far, monkeypatch, nothing_remembered
-):
-    """size  the largest that is tried, in sizes of the model"""
-    tried, model = [], tiny_model("llama")
-    vars(model.config).update({"max_position_embeddings": 10_000, **config})
-    monkeypatch.setattr(selfcheck, "build", unbuilt)
-    monkeypatch.setattr(selfcheck, "SMALL", size * sum(parameter.numel() for parameter in model.parameters()))
-    monkeypatch.setattr(selfcheck, "check_trees", lambda copy, threshold: tried.append((copy is model, threshold)))
-    if far is None:
-        with pytest.raises(InputError, match=r"could not be built tiny, .* \(no such sizes\); self_check=off decodes"):
-            check_architecture(model)
-    else:
-        check_architecture(model)
-    assert tried == ([] if far is None else [(False, far)])
 
 
 def test_what_cannot_be_shrunk_and_is_elsewhere_is_refused(monkeypatch, nothing_remembered):
@@ -271,20 +209,6 @@ def model_of(config=None, **own):
 def test_what_rules_a_model_out_from_the_start(model, words):
     reason = selfcheck.hopeless(model)
     assert reason is None if words is None else words in reason
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (model_of({"attn_config": SimpleNamespace(alibi=True)}), "alibi"),
-        (model_of(forward=lambda input_ids: None), "takes no positions"),
-        (type("BloomForCausalLM", (Model,), {})(**vars(model_of())), "alibi"),
-        (model_of({"layer_types": ["sliding_attention", "zeta", "chunked_attention", "eta"]}), "layers of type eta"),
-        (model_of({"layer_types": None}), "its cached forward differs from its uncached one"),
-    ],
-)
-def test_what_may_be_wrong_with_a_model(model, words):
-    assert words in selfcheck.likely(model, "seen")
 
 
 class Training(nn.Module):
@@ -347,83 +271,6 @@ def test_training_mode_with_dropout_and_autocast_are_refused():
 
 # -- tiny copies of configs -----------------------------------------------------------------------------------------------
 
-NAMED = {  # key -> (value, what it becomes)
-    "vocab_size": (32000, 64), "speech_vocab_size": (50, 50), "text_vocab_size": (900, 64), "n_positions": (2048, POSITIONS),
-    "max_position_embeddings": (2048, POSITIONS), "original_max_position_embeddings": (4096, WINDOW),
-    "sliding_window": (4096, WINDOW), "attention_chunk_size": (8192, WINDOW), "q_lora_rank": (512, 16),
-    "qk_head_dim": (192, 16), "rotary_dim": (64, 8), "head_dim": (128, 8), "v_head_dim": (128, 8),
-    "num_key_value_heads": (8, 2), "num_experts_per_tok": (8, 2), "n_group": (8, 1), "num_local_experts": (8, 4),
-    "first_k_dense_replace": (3, 1), "intermediate_size": (11008, 32), "moe_intermediate_size": (1408, 32),
-    "hidden_size_per_layer_input": (256, 8), "hidden_size": (4096, 32), "n_embd": (768, 32), "d_model": (512, 32),
-    "num_attention_heads": (32, 4), "n_head": (2, 4), "bos_token_id": (50256, 63), "eos_token_id": (63, 63),
-    "pad_token_id": (64, 63), "image_token_index": (5, 5), "anything": (12345, 12345), "image_size": (224, 32),
-    "ids": ([64, 3], [64, 3]), "sep_token_id": ([64, 3], [63, 3]),
-    "sizes": ({"head_dim": 99, "x": "y"}, {"head_dim": 8, "x": "y"}),
-}  # fmt: skip
-
-
-def test_sizes_are_known_by_their_names():
-    config = SimpleNamespace(quantization_config={"bits": 4}, **{name: value for name, (value, _) in NAMED.items()})
-    assert vars(tiny_config(config)) == {name: small for name, (_, small) in NAMED.items()}
-    assert config.vocab_size == 32000  # the original stays
-    for heads, few in ((32, 4), (8, 2), (1, 1)):  # as many of keys as of queries, or groups
-        llama = tiny_config(hf.LlamaConfig(num_attention_heads=32, num_key_value_heads=heads))
-        assert (llama.num_attention_heads, llama.num_key_value_heads) == (4, few)
-
-
-@pytest.mark.parametrize(
-    ("values", "chosen", "types"),
-    [
-        ({"num_hidden_layers": 12}, [0, 1], None),
-        ({"num_hidden_layers": 1}, [0], None),
-        ({"num_hidden_layers": 4, "layer_types": ["a", "a", "b", "a"]}, [0, 2], ["a", "b"]),
-        ({"num_hidden_layers": 6, "layer_types": [*"abcdea"]}, [0, 1, 2, 3], [*"abcd"]),
-        ({"num_hidden_layers": 4, "layer_types": ("b", "b", "a", "a")}, [0, 2], ("b", "a")),
-        ({"num_hidden_layers": 6, "layer_types": [*"abaabb"], "num_kv_shared_layers": 3}, [0, 1, 0, 1], [*"abab"]),
-        ({"num_hidden_layers": 4, "layer_types": ["a", "b"]}, [0, 1], ["a", "b"]),  # of something else
-    ],
-)
-def test_the_first_layer_of_each_kind_is_chosen(values, chosen, types):
-    small = tiny_config(SimpleNamespace(**values, n_layer=7, per_layer=[*range(values["num_hidden_layers"])]))
-    assert getattr(small, "layer_types", None) == types
-    assert small.num_hidden_layers == small.n_layer == len(chosen) and small.per_layer == chosen
-    assert getattr(small, "num_kv_shared_layers", 2) == 2
-
-
-@pytest.mark.parametrize(
-    ("sizes", "frequencies"),
-    [
-        ({"head_dim": 8}, 4),
-        ({"qk_rope_head_dim": 8, "head_dim": 4}, 4),
-        ({"hidden_size": 24, "num_attention_heads": 4}, 3),
-        ({"n_embd": 24, "n_head": 4}, 3),
-        ({"head_dim": 8, "partial_rotary_factor": 0.5}, 2),
-    ],
-)
-def test_factors_of_rope_are_cut_to_the_frequencies_there_are(sizes, frequencies):
-    long = {"short_factor": [*range(48)], "long_factor": [*range(100, 148)], "mrope_section": [9, 9, 9]}
-    config = SimpleNamespace(
-        **sizes, original_max_position_embeddings=4096, rope_parameters={"rope_type": "longrope", **long}
-    )
-    small = tiny_config(config)
-    step, third = 48 // frequencies, frequencies // 3
-    assert small.rope_parameters == {
-        "rope_type": "longrope",
-        "short_factor": [i * step for i in range(frequencies)],
-        "long_factor": [100 + i * step for i in range(frequencies)],
-        "mrope_section": [frequencies - 2 * third, third, third],
-        "original_max_position_embeddings": LONGEST,
-    }
-    assert small.original_max_position_embeddings == LONGEST == 2 * WINDOW
-    assert len(config.rope_parameters["short_factor"]) == 48  # the original stays
-
-
-def test_a_part_of_the_rope_counts_before_the_configs():
-    rope = {"rope_type": "default", "partial_rotary_factor": 0.25, "short_factor": [1, 2, 3, 4]}
-    both = {"full": rope, "sliding": {"rope_type": "default"}, "theta": 3.0}
-    small = tiny_config(SimpleNamespace(head_dim=8, partial_rotary_factor=0.5, rope_scaling=both))
-    assert small.rope_scaling == {**both, "full": {**rope, "short_factor": [1]}}
-
 
 def test_a_copy_is_built_the_same_every_time_and_leaves_random_numbers_alone():
     state = torch.random.get_rng_state()
@@ -433,19 +280,3 @@ def test_a_copy_is_built_the_same_every_time_and_leaves_random_numbers_alone():
         assert a.dtype == torch.float64 and a.device.type == "cpu" and torch.equal(a, b) and not a.requires_grad, name
         assert bool((a != 0).all()) and (a.dim() > 1 or float(a.std()) > 0.01), name
     assert not one.training and one.config._attn_implementation == "sdpa"
-
-
-def test_what_cannot_be_built_small_is_said(monkeypatch):
-    class Broken(nn.Module):
-        def __init__(self, config):
-            raise ValueError("  needs more\nthan that")
-
-    with pytest.raises(UnknownSizes, match="^needs more$"):
-        build(Broken, SimpleNamespace())
-    for most, fits in ((1_999_999, False), (2_000_000, True)):
-        monkeypatch.setattr("toolkit.engine.shrinking.MOST_PARAMETERS", most)
-        if fits:
-            build(lambda config: nn.Linear(1000, 2000, bias=False), SimpleNamespace())
-        else:
-            with pytest.raises(UnknownSizes, match="2 million parameters"):
-                build(lambda config: nn.Linear(1000, 2000, bias=False), SimpleNamespace())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from toolkit.engine import TabularModel, open_session
-from toolkit.errors import InputError
+from toolkit.engine import open_session
 from toolkit.testing import FAMILIES, VOCAB, WINDOW, ExpectedTree, difference, tiny_model
 
 
@@ -111,27 +110,3 @@ def test_cache_memory_is_the_documented_formula():
     assert session.cache_bytes == 0
     session.extend(torch.tensor([[4, 5]] * 3))
     assert session.cache_bytes == 2 * 3 * 3 * 41 * 2 * 8 * 4
-
-
-def test_overflow_and_misuse_are_refused():
-    session = open_session(tiny_model("llama"), 2, 4)
-    with pytest.raises(InputError, match="row 0: the cache holds 4 tokens, 5 were asked for"):
-        session.extend(torch.ones(2, 5, dtype=torch.long))
-    with pytest.raises(InputError, match="expected tokens for 2 rows, got 1"):
-        session.extend(torch.ones(1, 1, dtype=torch.long))
-    session.extend(torch.ones(2, 1, dtype=torch.long))
-    session.extend(torch.ones(2, 1, dtype=torch.long), parents=torch.tensor([[-1], [-1]]))
-    with pytest.raises(InputError, match="its context cannot grow while it holds 1 tree nodes"):
-        session.extend(torch.ones(2, 1, dtype=torch.long))
-
-
-def test_tabular_sessions_follow_each_nodes_own_path():
-    generator = torch.Generator().manual_seed(0)
-    model = TabularModel.random(3, 2, generator)
-    session = open_session(model, 1, 16)
-    session.extend(torch.tensor([[2, 1]]))
-    reading = session.extend(torch.tensor([[0, 2, 1]]), parents=torch.tensor([[-1, -1, 1]]), last=3)
-    for node, text in enumerate(([2, 1, 0], [2, 1, 2], [2, 1, 2, 1])):
-        assert torch.equal(reading.logits[0, node].exp(), model.probs[model.state(text)].log().exp())
-    session.keep(torch.tensor([[2]]))
-    assert torch.equal(session.extend(torch.tensor([[0]])).logits[0, 0], model.probs[model.state([1, 0])].log())

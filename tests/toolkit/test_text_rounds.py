@@ -9,10 +9,9 @@ import torch
 
 from tests.toolkit.test_beam_stops import lettered, letters
 from toolkit import ModelPair, config
-from toolkit.decoding import Beams, ChainProposer, DraftContext, ForestProposer, Method, Sampling, TreeProposer, decode
+from toolkit.decoding import ChainProposer, DraftContext, Method, Sampling, TreeProposer, decode
 from toolkit.decoding.proposers.distinct import DistinctNodes
 from toolkit.engine.tabular import TabularSession
-from toolkit.errors import InputError
 from toolkit.sampling import warp
 from toolkit.stopping import Fixed
 from toolkit.types import Proposal
@@ -79,22 +78,6 @@ def test_the_target_reads_every_token_once(name, table_pair, monkeypatch):
     assert again == [1] + [0] * (len(generation.rounds) - 1)
 
 
-def test_at_temperature_0_a_tree_holds_the_likeliest_children(exact_pair):
-    """Each is drawn for certain: what it was drawn from is a point mass on it."""
-    for scheme, rule in (("iid", "specinfer"), ("without_replacement", "mcsd")):
-        proposer = TreeProposer("3x2", scheme)
-        greedy = Method("tree", Fixed(2), get(rule), proposer).bind(exact_pair).at(Sampling(temperature=0))
-        assert isinstance(greedy.proposer, TreeProposer) and greedy.proposer.scheme == "top_k"
-    proposer, rounds = watched(TreeProposer, "3x2", "top_k")
-    method = Method("tree", Fixed(2), get("mcsd_naive"), proposer)
-    decode(exact_pair, [[7, 8]], method, Sampling(max_new_tokens=4))
-    proposal = rounds[0][1]
-    drawn = proposal.tokens.gather(1, proposal.candidates)
-    points = torch.nn.functional.one_hot(drawn, exact_pair.vocab_size)
-    assert proposal.num_drafted.tolist() == [9]
-    assert torch.equal(proposal.draft_probs[0, proposal.drawn_from[0]], points[0].to(proposal.draft_probs.dtype))
-
-
 def test_a_trees_candidates_are_drawn_under_the_repetition_penalty(table_pair):
     """The tokens of the context are less likely, as they are for the target."""
     pair = ModelPair(target=table_pair.target, draft=table_pair.draft, end_ids=())
@@ -132,12 +115,3 @@ def test_a_prompt_and_its_answer_must_fit_into_the_context_together(exact_pair):
         f"prompt 0: {longest - 9} tokens and max_new_tokens=10 exceed the target's context of {longest}"
     )
     assert (long.prompt_ids, long.token_ids, long.finish_reason) == ([], [], "error")
-
-
-def test_a_proposer_of_the_wrong_kind_is_named_with_what_was_expected():
-    with pytest.raises(
-        InputError, match="^method x: expected a TextProposer for one text per row, got ForestProposer$"
-    ):
-        Method("x", Fixed(2), get("rejection"), ForestProposer(2, 2))
-    with pytest.raises(InputError, match="^method x: expected a ForestProposer for several beams, got ChainProposer$"):
-        Method("x", Fixed(2), get("beam_layer"), ChainProposer(), beams=Beams(2))

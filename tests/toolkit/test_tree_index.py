@@ -231,13 +231,3 @@ def test_a_session_of_a_table_follows_its_rows(table):
     reading = session.extend(torch.tensor([[0], [2]]))
     for row, text in enumerate(([1, 0], [2, 2])):
         assert torch.equal(reading.logits[row, 0], table.probs[table.state(text)].log())
-
-
-def test_a_cache_grows_by_a_quarter_at_least(table):
-    session = table.open_session(1, 40)
-    session.reserve(41)
-    assert session.index.capacity == 50 and session.states.shape == (1, 51)
-    session.reserve(50)
-    assert session.index.capacity == 50
-    session.reserve(90)
-    assert session.index.capacity == 90 and not session.fixed_rows

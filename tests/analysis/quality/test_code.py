@@ -208,10 +208,3 @@ def test_what_a_program_says_never_takes_its_prompt_out_of_the_count():
     ):
         (score,) = metric.measure([prompt], [Generation(0, [1], [2], text)])
         assert score.counts == (0, 1) and score.reason, text
-
-
-@linux
-def test_the_confinement_is_said_and_the_old_option_is_not_taken():
-    assert PassAtK(allow_code_execution=True).provenance.startswith("programs confined by ")
-    with pytest.raises(InputError, match="file_size"):
-        quality.get("pass_at_k", allow_code_execution=True, file_size=1)

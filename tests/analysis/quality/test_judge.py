@@ -13,7 +13,7 @@ from analysis import quality
 from analysis.quality.base import reasons, table
 from analysis.quality.judge import REFERENCE, SINGLE, Judge, Template, rating_of
 from data_gen import completions
-from tests.analysis.quality.stub_judge import drips, drops, says, sends, stalls, stub_judge
+from tests.data_gen.stub_target import drips, drops, says, sends, stalls, stub_judge
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
 from toolkit.testing import tiny_tokenizer

@@ -80,7 +80,7 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     ids = tokenizer("the cat", return_tensors="pt").input_ids
     assert model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape[1] <= ids.shape[1] + 4
     about = json.loads((draft / "config.json").read_text())
-    assert len(about["architectures"]) == 1 and set(about["architectures"]) <= VLLM
+    assert about["architectures"] == ["LlamaForCausalLM"]
     assert "auto_map" not in about  # no code of its own
     names = {path.name for path in draft.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
@@ -120,9 +120,8 @@ EAGLE = ["kind=eagle3", "kind.target_layers=[0,1]", "vocabulary=12", "trainer.ma
 @pytest.mark.parametrize(
     "words",
     [
-        ["lmbda=.5"],
-        ["pair.draft=null", "layers=1", "vocabulary=20", "teacher=cached", "exports=[plain]"],
-        EAGLE,
+        ["pair.draft=null", "layers=1", "vocabulary=20", "lmbda=.5", "exports=[plain]"],
+        [*EAGLE, "trainer.max_epochs=2"],
     ],
 )
 def test_a_run_that_is_interrupted_again_and_again_ends_with_equal_weights(run, monkeypatch, words):
@@ -332,13 +331,10 @@ def test_bad_input_is_one_line(run, tmp_path, tiny_pair, tiny_responses):
     (stranger / "tokenizer.json").write_text(json.dumps(words))
     cases = (
         (["shape={hidden_size: 8}"], "from_pretrained: expected a draft with hidden_size=8"),
-        (["from_pretrained=null", "shape={hiden_size: 8}"], "shape.hiden_size: expected keys of LlamaConfig"),
         ([f"from_pretrained={stranger}"], "the same tokenizer: token 8"),
         (["teacher=cached", "teacher.on_missing=raise", f"teacher.folder={tmp_path / 'none'}"], "lacks 60 of 60 texts"),
         (["teacher=cached", "teacher.on_missing=raise", "lmbda=0.5"], "expected lmbda=0, got 0.5"),
         ([f"pair.target={tiny_pair}/draft"], "the responses come from another target"),
-        (["responses=???"], "expected responses="),
-        (["optimized_metric=val/alhpa"], "unknown score 'val/alhpa' as optimized_metric"),
     )
     for number, (overrides, said) in enumerate(cases):
         with pytest.raises(InputError, match=said.replace("[", r"\[")) as error:
@@ -400,18 +396,6 @@ def test_drafts_by_vocabulary_at_measured_costs(tiny_overrides, tiny_responses, 
     assert f"best/ is {best}, predicted speed-up" in capsys.readouterr().out
     with pytest.raises(InputError, match=r"expected frequencies=\[FOLDER"):
         heads.run(compose("heads", [*tiny_overrides, *words[:2], "vocabularies=[8]"]))
-
-
-# Names in vLLM's table of text-generation models (vllm/model_executor/models/registry.py), of the families tested here.
-VLLM = {
-    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM", "LlamaForCausalLM",
-    "MistralForCausalLM", "MixtralForCausalLM", "Olmo2ForCausalLM", "OPTForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
-}  # fmt: skip
-
-
-def test_drafts_of_the_families_have_names_that_vllm_knows():
-    assert {FAMILIES[family][0].__name__ for family in FAMILIES} == VLLM
 
 
 def test_a_target_without_a_draft_gets_one_of_its_layers(run, tiny_pair):
@@ -526,7 +510,7 @@ def test_texts_that_are_too_short_for_a_depth_weigh_nothing():
         assert among[name] == pytest.approx(alone[name])
 
 
-@pytest.mark.parametrize("vocabulary", [12, "null"])
+@pytest.mark.parametrize("vocabulary", [12, pytest.param("null", marks=pytest.mark.slow)])
 def test_a_draft_whose_rows_are_in_another_order_is_trained_alike(run, tiny_pair, tmp_path, vocabulary):
     words = [*EAGLE, f"vocabulary={vocabulary}", "trainer.max_epochs=1", "loss=lk", "teacher=cached", "teacher.top_k=3"]
     begun = run("begun", *words, f"teacher.folder={tmp_path / 'cache'}") / "draft"
@@ -557,7 +541,6 @@ def test_a_draft_whose_rows_are_in_another_order_is_trained_alike(run, tiny_pair
         (["lmbda=.5"], "lmbda: kind=eagle3 takes none"),
         (["exports=[gguf]"], "exports: kind=eagle3 takes none"),
         (["kind.target_layers=[1,0]"], "kind.target_layers: expected ascending layers"),
-        (["kind.depth=0"], "kind.depth"),
     ],
 )
 def test_what_such_a_draft_cannot_take_is_one_line(run, words, line):

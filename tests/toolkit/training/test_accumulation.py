@@ -125,11 +125,3 @@ def test_bfloat16_trains_and_is_scored_in_float32(run, monkeypatch):
     assert any(not torch.equal(value, weights(full)[name]) for name, value in weights(half).items())
     best = min(float(row["val/log_loss_calibrated"]) for row in lines(half) if row["val/log_loss_calibrated"])
     assert one["val/log_loss_calibrated"] == pytest.approx(best, rel=1e-6)
-
-
-def test_bfloat16_with_accumulation_and_clipping(run):
-    folder = run(
-        "all", "data.batch_size=4", "optimizer.lr=1e-2", "trainer.precision=bf16-mixed",
-        "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=1",
-    )  # fmt: skip
-    assert all(torch.isfinite(value).all() for value in weights(folder).values())

@@ -7,8 +7,6 @@ import pytest
 from toolkit import train
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.config import compose
-from toolkit.config.check import check
-from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.testing import save_checkpoint
 
@@ -45,8 +43,3 @@ def test_one_experiment_trains_both_heads_and_replays_them(tmp_path, capsys):
     capsys.readouterr()
     assert train.run(compose("train", words)) == folder  # everything is found finished
     assert "epoch 1" not in capsys.readouterr().out
-
-
-def test_a_prompts_file_is_needed():
-    with pytest.raises(InputError, match=r"^missing key prompts\.path: expected prompts\.path=VALUE"):
-        check(compose("train", ["+experiment=heads"]), "train")

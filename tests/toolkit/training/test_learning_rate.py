@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from toolkit.acceptance import AcceptanceHead, PrereadHead
-from toolkit.training.schedule import FURTHER, best_rate, rates_of_width, trial_steps
+from toolkit.training.schedule import FURTHER, best_rate, rates_of_width
 
 
 def test_rates_follow_the_width():
@@ -16,10 +16,6 @@ def test_rates_follow_the_width():
     assert rates_of_width(PrereadHead(16, 16, width=256))[1] == pytest.approx(0.2 / 256)  # its widest layer
     low, middle, high = rates_of_width(AcceptanceHead(64))
     assert (low * 3, middle * 3) == pytest.approx((middle, high))
-
-
-def test_a_trial_is_a_tenth_of_the_training():
-    assert [trial_steps(steps) for steps in (1, 15, 100, 1000)] == [1, 15, 20, 100]
 
 
 def test_the_rate_that_gets_furthest_is_chosen():

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from toolkit.errors import InputError
 from toolkit.training import WeightedBCE
 from toolkit.training.schedule import cosine, cosine_factor
 
@@ -36,11 +35,6 @@ def test_the_optimum_is_shifted_by_minus_log_w_rej(w_rej, label):
     loss(logits, torch.full_like(logits, label))[0].backward()
     below, at, above = logits.grad.tolist()
     assert below < 0 < above and at == pytest.approx(0, abs=1e-12)
-
-
-def test_weights_must_be_positive():
-    with pytest.raises(InputError, match="loss.w_rej"):
-        WeightedBCE(w_rej=0)
 
 
 def test_the_cosine_goes_from_the_full_rate_to_nothing():

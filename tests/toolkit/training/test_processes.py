@@ -172,22 +172,14 @@ def shares(tiny_overrides, tiny_mix, folder):
     ]
 
 
-TORCHRUN_LEFT, SLURM_LEFT = (
-    {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-    {"SLURM_NTASKS": "4", "SLURM_PROCID": "2"},
-)
+TORCHRUN_LEFT = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [{**TORCHRUN_LEFT, **SLURM_LEFT}, *(pytest.param(v, marks=pytest.mark.slow) for v in (TORCHRUN_LEFT, SLURM_LEFT))],
-    ids=["both", "torchrun", "slurm"],
-)
-def test_one_process_ignores_variables_that_a_launcher_has_left(variables, tiny_overrides, tiny_mix, tmp_path):
+def test_one_process_ignores_variables_that_launchers_have_left(tiny_overrides, tiny_mix, tmp_path):
     """It shows and writes what it does without them; Lightning reads some of them when it is imported."""
     short = ["trainer=cpu", "trainer.max_epochs=1", "optimizer.lr=1e-2", f"paths.output_dir={tmp_path / 'run'}"]
     words = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, *short]
-    output = finished(words, tmp_path, variables=variables)
+    output = finished(words, tmp_path, variables={**TORCHRUN_LEFT, "SLURM_NTASKS": "4", "SLURM_PROCID": "2"})
     assert f"output: {tmp_path / 'run'}" in output
     assert {"metrics.csv", "config.yaml", "head"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
@@ -204,19 +196,11 @@ def test_a_trainers_config_says_whether_there_are_several_processes(trainer, sev
 
 
 @pytest.mark.slow
-def test_several_processes_that_lightning_starts_ignore_another_launchers_rank(
-    alone, tiny_overrides, tiny_mix, tmp_path
-):
-    variables = {"RANK": "1", "WORLD_SIZE": "2"}
-    output = finished(shares(tiny_overrides, tiny_mix, tmp_path / "run"), tmp_path, variables=variables)
-    assert output.count("output: ") == 1
-    assert_same(tmp_path / "run", alone)
-
-
-@pytest.mark.slow
 def test_two_processes_train_the_head_of_one_with_twice_the_batch(alone, tiny_overrides, tiny_mix, tmp_path):
-    """Started by one command, as a user would; weights, scores and curves."""
-    output = finished(shares(tiny_overrides, tiny_mix, tmp_path / "run"), tmp_path)
+    """Started by one command, as a user would, another launcher's rank or not; weights, scores and curves."""
+    output = finished(
+        shares(tiny_overrides, tiny_mix, tmp_path / "run"), tmp_path, variables={"RANK": "1", "WORLD_SIZE": "2"}
+    )
     assert output.count("next: ") == 1 and output.count("output: ") == 1
     assert_same(tmp_path / "run", alone)
     curves = [

@@ -1,15 +1,8 @@
 """Training heads end to end on a tiny data set: results, resuming after any interruption, sweeps, refusals."""
 
-import contextlib
 import csv
 import json
-import multiprocessing
-import os
-import random
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +25,6 @@ from toolkit.training.sweep_table import table_rows, write_table
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-ROOT = Path(__file__).resolve().parents[3]
 SMALL = [
     "head.depth=1", "optimizer.lr=1e-2", "trainer.max_epochs=3", "data.batch_size=8", "logger=csv",
     "trainer.log_every_n_steps=4", "callbacks.checkpoints.every_n_steps=2",
@@ -190,67 +182,7 @@ def test_data_of_another_draft_and_unfinished_data_are_refused(overrides, tiny_m
         train.run(compose("train", []))
 
 
-def train_quietly(overrides):
-    """A training, in this process or another one."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        train.run(compose("train", overrides))
-
-
 # -- resuming ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_every_checkpoint_leads_to_the_same_head(trained, overrides, tmp_path, monkeypatch):
-    """Save all of them, in mid-epoch, at ends of epochs, after the last step; resume each in a folder of its own."""
-    save, copies = Checkpoints._save, tmp_path / "copies"
-
-    def save_and_copy(self, trainer, name):
-        save(self, trainer, name)
-        copies.mkdir(exist_ok=True)
-        if name == "last.ckpt":
-            shutil.copy(self.folder / name, copies / f"{trainer.global_step}.ckpt")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_save", save_and_copy)
-        train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/whole"]))
-    assert same_weights(tmp_path / "whole", trained)
-    steps = sorted(int(path.stem) for path in copies.glob("*.ckpt"))
-    assert steps == [2, 4, 6, 8, 10, 12, 14, 16, 18]
-    last = torch.load(tmp_path / "whole" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    for step in steps:
-        folder = tmp_path / f"from{step}"
-        train.run(compose("train", [*overrides, f"paths.output_dir={folder}", f"ckpt_path={copies}/{step}.ckpt"]))
-        if step < 18:
-            resumed = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-            assert all(torch.equal(resumed[name], last[name]) for name in last), step
-        assert curves(folder) == [row for row in curves(trained) if int(row["step"]) >= step], step
-        run_ids = [(path / "wandb_run_id.txt").read_text() for path in (tmp_path / "whole",)]
-        checkpoint = torch.load(copies / f"{step}.ckpt", weights_only=True)
-        assert [checkpoint["about"]["wandb_run_id"]] == run_ids  # the same W&B run goes on
-
-
-@pytest.mark.slow
-def test_killed_runs_end_like_uninterrupted_ones(trained, overrides, tmp_path):
-    """SIGKILL at random moments after new checkpoints appeared, until two processes have died of it."""
-    folder = tmp_path / "killed"
-    context = multiprocessing.get_context("forkserver")  # a process that has imported everything once, and forks
-    context.set_forkserver_preload(["toolkit.train", "toolkit.training.sweep_table"])
-    arguments = ([*overrides, f"paths.output_dir={folder}"],)
-    last, kills = folder / "checkpoints" / "last.ckpt", 0
-    while kills < 2:
-        before = last.stat().st_mtime_ns if last.exists() else 0
-        process = context.Process(target=train_quietly, args=arguments)
-        process.start()
-        while process.is_alive() and (not last.exists() or last.stat().st_mtime_ns == before):
-            time.sleep(0.001)
-        time.sleep(random.random() * 0.03)
-        assert process.is_alive(), "finished before it could be killed"
-        process.kill()
-        process.join()
-        kills += 1
-    train_quietly(*arguments)
-    assert same_weights(folder, trained)
-    assert curves(folder) == curves(trained)
 
 
 def test_a_half_written_checkpoint_is_never_seen(overrides, tmp_path, monkeypatch):
@@ -287,18 +219,12 @@ def test_warm_starts_and_their_refusals(trained, overrides, tmp_path):
         train.run(compose("train", [*overrides, f"from_pretrained={tmp_path}"]))
 
 
-def test_a_finished_training_refuses_a_checkpoint_that_is_not_there(trained, overrides, tmp_path):
-    with pytest.raises(InputError, match=f"ckpt_path: expected a checkpoint at {tmp_path}/no.ckpt, found none"):
-        train.run(compose("train", [*overrides, f"paths.output_dir={trained}", f"ckpt_path={tmp_path}/no.ckpt"]))
-
-
-@pytest.mark.parametrize("text", ["step,\0", "step,epoch\nx,1\n"])
-def test_damaged_curves_of_a_training_that_goes_on_are_named(trained, overrides, tmp_path, text):
+def test_damaged_curves_of_a_training_that_goes_on_are_named(trained, overrides, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
-    (folder / "metrics.csv").write_text(text)
+    (folder / "metrics.csv").write_text("step,epoch\nx,1\n")
     again = compose("train", [*overrides, f"paths.output_dir={folder}"])
     with pytest.raises(InputError, match="metrics.csv is .*; delete it to go on without the lines before"):
         train.run(again)
@@ -411,36 +337,6 @@ def test_a_failing_training_ends_its_run_as_failed_and_publishes_no_head(overrid
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-def run_command(folder, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
-    command = [sys.executable, "-m", "toolkit.train", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
-
-
-@pytest.mark.slow
-def test_a_sweep_shares_its_data_and_ends_with_one_table(tiny_overrides, tiny_responses, tmp_path):
-    """2 x 2 jobs, each with its W&B run, on data that a stage before the first of them has made."""
-    mix = [*tiny_overrides, f"responses={tiny_responses}", "paths.root_dir=out"]
-    small = [override for override in SMALL if not override.startswith(("head.", "logger", "trainer.max"))]
-    done = run_command(
-        tmp_path, "-m", "head.depth=0,2", "loss.w_rej=1,6", *tiny_overrides, *small, "trainer.max_epochs=1",
-        "data.path='{mix}'", "paths.root_dir=out",
-        f"+before.mix={{run:data_gen.mix.run,config:mix,overrides:{json.dumps(mix)}}}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (sweep,) = (tmp_path / "out" / "multirun").iterdir()
-    rows = list(csv.DictReader((sweep / "table.csv").read_text().splitlines()))
-    assert [(row["head.depth"], row["loss.w_rej"]) for row in rows] == [("0", "1"), ("0", "6"), ("2", "1"), ("2", "6")]
-    assert all(row["status"] == "done" and float(row["val/ece_corrected"]) > 0 for row in rows)
-    assert (sweep / "table.md").read_text().count("\n") == 6 and f"table: {sweep.relative_to(tmp_path)}" in done.stdout
-    folders = [tmp_path / row["folder"] for row in rows]
-    assert len(set(folders)) == 4 == len({(folder / "wandb_run_id.txt").read_text() for folder in folders})
-    assert all(len(list((folder / "wandb").glob("offline-run-*"))) == 1 for folder in folders)
-    assert len(list((tmp_path / "out").glob("mix-*"))) == 1
-    assert len(list((tmp_path / "out").glob("mix-*/hidden-*"))) == 1
-    assert done.stdout.count("; 0 bytes to be written") == 3
-
-
 def test_a_failed_job_has_its_line_in_the_table(tmp_path):
     jobs = [
         {"job": 0, "overrides": ["a=1", "b=x"], "status": "done", "folder": "out/0", "scores": {"val/ece": 0.125}},
@@ -463,16 +359,3 @@ def test_debug_configs_run(tiny_overrides, tiny_mix, tmp_path, debug):
     folder = train.run(config)
     assert (folder / "head" / "head.safetensors").exists()
     assert not (folder / "wandb").exists()
-
-
-def test_configs_of_the_groups_compose():
-    for trainer in ("cpu", "gpu", "ddp"):
-        assert compose("train", [f"trainer={trainer}"]).trainer._target_ == "pytorch_lightning.Trainer"
-    assert set(compose("train", []).logger) == {"csv", "wandb"}
-    assert not compose("train", ["logger=none"]).logger
-    assert not compose("train", ["callbacks=none"]).callbacks
-    assert compose("train", ["+experiment=toy_head", "+debug=overfit"]).data.shuffle is False
-    assert compose("train", ["+experiment=toy_head", "+hparams_search=grid"]).optimizer.lr is None
-    published = compose("train", ["+experiment=specdec_pp"])
-    assert (published.optimizer.lr, published.trainer.max_epochs, published.data.batch_size) == (5e-5, 3, 32)
-    assert "early_stopping" not in published.callbacks and "early_stopping" in compose("train", []).callbacks

@@ -16,7 +16,6 @@ from toolkit.types import Proposal
 from toolkit.verification import LayerRule, PathRule, SelectionRule, base, schemes
 from toolkit.verification.enumeration import candidate_tuples, optimum
 from toolkit.verification.optimal import independent_bounds, optimal_acceptance, optimal_acceptances
-from toolkit.verification.rules import importance
 from toolkit.verification.width import acceptance_probs, fill_probs, layer_width
 
 PATHS, SELECTIONS, LAYERS = (
@@ -141,49 +140,6 @@ def test_where_p_never_exceeds_q_the_residual_is_p(name):
 
 
 # -- what a choice is -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("num_free", "alphabet"), [(1, 3), (2, 2), (2, 4), (3, 5), (2, 7)])
-def test_importance_weights_are_ordered_as_its_page_says(num_free, alphabet):
-    """All pairs of seven tokens: kept ones before others, then those with p > q, then the first candidate."""
-    p, first = dirichlet_pairs(12, vocab_size=7)
-    second = dirichlet_pairs(12, vocab_size=7, seed=3)[1]
-    kept = importance._Alphabet.of(p, first, alphabet)
-    match = importance._Match.of(kept, first.unsqueeze(1), second.unsqueeze(1), num_free)
-    every = torch.arange(7).expand(12, 1, 7)
-    wins = match.wins_of(every, every)[:, 0]
-    for row in range(12):
-        chances = p[row].tolist()
-        top = sorted(range(7), key=lambda token, chances=chances: -chances[token])[:alphabet]
-        total = sum(chances[token] for token in top)
-        gap = lambda x, row=row, total=total: float(p[row, x]) / total - float(first[row, x] * second[row, x])
-        rank = {token: place for place, token in enumerate(sorted(top, key=gap, reverse=True))}
-        tier = lambda x, rank=rank, row=row: 0 if x in rank else 1 if p[row, x] > first[row, x] else 2
-        chosen = torch.zeros(7, dtype=torch.float64)
-        for i in range(7):
-            for j in range(7):
-                weight = float(wins[row, i, j])
-                both = float(first[row, i] * second[row, j])
-                chosen[i] += both * weight
-                chosen[j] += both * (1 - weight)
-                if max(tier(i), tier(j)) > 0:
-                    assert weight == (tier(i) <= tier(j))
-                elif i == j:
-                    assert weight == 0.5
-                elif max(rank[i], rank[j]) >= num_free:
-                    assert weight == (rank[i] < rank[j])
-                else:
-                    assert weight + float(wins[row, j, i]) == pytest.approx(1)
-        assert torch.allclose(match.chosen[row, 0], chosen, atol=1e-12)
-
-
-@pytest.mark.parametrize("num_halvings", [0, 1, 2, 3, 4, 9, 10, 11, 30])
-def test_k_seqs_bracket_is_halved_at_least_so_often(num_halvings):
-    p, q = dirichlet_pairs(40)
-    count = torch.full((40, 1), 4.0, dtype=torch.float64)
-    found = verification.get("spectr", num_halvings=num_halvings)._rho(p, q, count)
-    root = verification.get("spectr", num_halvings=60)._rho(p, q, count)
-    assert bool((found >= root - 1e-12).all()) and bool((found - root <= 3 / 2**num_halvings + 1e-12).all())
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
@@ -361,57 +317,7 @@ def test_rows_of_trees_say_what_is_not_a_distribution(name):
     assert rule.verify(four, spoilt, uniforms(4, base.num_uniforms(2))).valid.tolist() == [True, False, False, False]
 
 
-def test_rules_are_what_their_pages_say_unless_told_otherwise():
-    said = {name: vars(verification.get(name)) for name in ("importance", "importance_grouped", "spectr")}
-    assert said == {
-        "importance": {"num_free": 5, "alphabet": 40},
-        "importance_grouped": {"num_groups": 6},
-        "spectr": {"num_halvings": 20},
-    }
-    assert (verification.get("bild").tau_2, verification.get("mtad").tau) == (2.0, 0.1)
-
-
 # -- parts ----------------------------------------------------------------------------------------------------------
-
-
-def test_uniforms_have_one_use_each():
-    assert [base.num_uniforms(n) for n in (0, 1, 4)] == [1, 4, 13]
-    draws, tests, extras = base.split_uniforms(torch.arange(13).unsqueeze(0))
-    assert draws.tolist() == [[0, 1, 2, 3]] and tests.tolist() == [[4, 5, 6, 7]]
-    assert extras.tolist() == [[8, 9, 10, 11, 12]]
-    assert [part.shape[1] for part in base.split_uniforms(torch.zeros(1, 1))] == [0, 0, 1]
-
-
-def test_acceptance_and_residual_by_hand():
-    p, q = (torch.tensor(one, dtype=torch.float64) for one in ([0.5, 0.5, 0.0, 0.0], [0.25, 0.0, 0.75, 0.0]))
-    assert base.acceptances(p, q, torch.tensor([0, 1, 2, 3])).tolist() == [1.0, 1.0, 0.0, 0.0]
-    assert float(base.acceptance(q, torch.tensor([0.5, 0.5, 0.0, 0.0]).double(), torch.tensor(0))) == 0.5
-    assert base.residual(p, q).tolist() == pytest.approx([1 / 3, 2 / 3, 0, 0])
-    assert base.residual(p, p).tolist() == p.tolist()
-    assert base.normalized(torch.tensor([0.0, 3.0, 1.0]), torch.ones(3)).tolist() == [0, 0.75, 0.25]
-    assert base.normalized(torch.zeros(3), torch.ones(3)).tolist() == [1, 1, 1]
-
-
-def test_distributions_are_checked_to_their_tolerance():
-    even = torch.full((2, 3, 4), 0.25, dtype=torch.float64)
-    base.check_distribution("p", even, (2, 3), 4)
-    base.check_distribution("p", even, (2, 3))
-    base.check_distribution("p", even[:0], (0, 3))
-    base.check_distribution("p", even * (1 + 0.9e-4), (2, 3))
-    base.check_distribution("p", even * (1 - 0.9e-4), (2, 3))
-    for wrong, leading, size, message in (
-        (even * (1 + 1.1e-4), (2, 3), None, "sum to 1 within 1e-4, got 1.00011"),
-        (even * (1 - 1.1e-4), (2, 3), None, "sum to 1 within 1e-4, got 0.99989"),
-        (even * torch.nan, (2, 3), None, "at least 0"),
-        (even, (3, 2), None, r"p: expected shape \[3, 2, 'V'\], got \[2, 3, 4\]"),
-        (even, (2, 3), 5, r"p: expected shape \[2, 3, 5\], got \[2, 3, 4\]"),
-    ):
-        with pytest.raises(InputError, match=message):
-            base.check_distribution("p", wrong, leading, size)
-    one = even.clone()
-    one[1, 2] = torch.tensor([0.9, 0.1 + 2e-4, -2e-4, 0.0])
-    with pytest.raises(InputError, match="at least 0, got -0.000"):
-        base.check_distribution("p", one, (2, 3))
 
 
 def test_equal_candidates_are_found_wherever_they_are():

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from toolkit import verification
-from toolkit.testing import dirichlet_pairs, draft_distributions
-from toolkit.verification import PathRule, SelectionRule
+from toolkit.testing import dirichlet_pairs
+from toolkit.verification import PathRule
 from toolkit.verification.chain_enumeration import (
     PrefixTables,
     chain_error,
@@ -18,7 +18,7 @@ from toolkit.verification.chain_enumeration import (
     expected_lengths,
     prefix_survival,
 )
-from toolkit.verification.enumeration import beam_distribution, candidate_tuples, emission, optimum
+from toolkit.verification.enumeration import beam_distribution, candidate_tuples, optimum
 
 
 class KeepsAll(PathRule):
@@ -53,14 +53,6 @@ def test_tables_hold_every_prefix_and_all_kinds_of_distributions():
     assert not torch.equal(tables[7].p[()], tables[8].p[()])
 
 
-def test_probabilities_of_prefixes_multiply():
-    one = PrefixTables(3, 2, 4)
-    assert one.probability(one.p, ()) == 1
-    assert one.probability(one.q, (1, 2)) == pytest.approx(float(one.q[()][1] * one.q[(1,)][2]))
-    for side in (one.p, one.q):
-        assert sum(one.probability(side, tokens) for tokens in product(range(3), repeat=2)) == pytest.approx(1)
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_error_of_a_rule_that_keeps_all_is_the_distance_of_its_drafts(depth):
     seen = set()
@@ -86,68 +78,6 @@ def test_survival_and_mean_lengths_by_hand():
     first = 0.8 * 0.625 + 0.2
     second = (0.8 * 0.3 * 0.625 + 0.8 * 0.7 * 0.625 / 7 + 0.2 * 0.5, 0.8 * 0.3 + 0.8 * 0.7 * 0.625 / 7 + 0.2 * 0.5)
     assert expected_lengths(one) == pytest.approx((first + second[0], first + second[1]))
-
-
-class Takes(SelectionRule):
-    """Accepts its first candidate with a given probability, and draws from q instead of a residual."""
-
-    lossless, schemes = False, ("iid", "without_replacement", "greedy")
-
-    def __init__(self, prob: float):
-        self.prob = prob
-
-    def _distribution(
-        self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        accept = torch.zeros_like(candidates, dtype=target_probs.dtype)
-        accept[..., 0] = self.prob
-        return accept, draft_probs[..., 0, :]
-
-
-@pytest.mark.parametrize("how", Takes.schemes)
-def test_what_is_emitted_is_summed_over_all_tuples(how):
-    p, q = dirichlet_pairs(6)
-    q[0] = torch.tensor([0.3, 0.0, 0.7, 0.0])
-    got = emission(Takes(0.25), how, p, draft_distributions(q, 3, how))
-    first = torch.nn.functional.one_hot(q.argmax(1), 4).double() if how == "greedy" else q
-    assert torch.allclose(got.accepted, torch.full((6,), 0.25, dtype=torch.float64))
-    assert torch.allclose(got.distribution, 0.25 * first + 0.75 * q)
-    drafted = []
-    for pair in range(6):  # P(a draw from q is one of three candidates), and 1 for an accepted one
-        again = {
-            "iid": sum(x * (1 - (1 - x) ** 3) for x in q[pair].tolist()),
-            "without_replacement": float(inclusion(q[pair].tolist()) @ q[pair]),
-            "greedy": float(greedy_inclusion(q[pair]) @ q[pair]),
-        }[how]
-        drafted.append(0.25 + 0.75 * again)
-    assert got.drafted.tolist() == pytest.approx(drafted)
-
-
-def inclusion(q: list[float]) -> Tensor:
-    """P(token is among up to three draws without replacement) of four."""
-    found = torch.zeros(4, dtype=torch.float64)
-
-    def go(drawn: list[int], prob: float) -> None:
-        left = [token for token in range(4) if token not in drawn and q[token] > 0]
-        if len(drawn) == 3 or not left:
-            found[drawn] += prob
-            return
-        for token in left:
-            go([*drawn, token], prob * q[token] / sum(q[other] for other in left))
-
-    go([], 1.0)
-    return found
-
-
-def greedy_inclusion(q: Tensor) -> Tensor:
-    """The two likeliest for certain, and one of the rest."""
-    found = torch.zeros(4, dtype=torch.float64)
-    order = q.argsort(descending=True)
-    found[order[:2]] = 1.0
-    rest = q[order[2:]]
-    if float(rest.sum()) > 0:
-        found[order[2:]] = rest / rest.sum()
-    return found
 
 
 def test_the_optimum_of_one_candidate_is_the_overlap():

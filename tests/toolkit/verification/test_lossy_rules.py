@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from toolkit import config
-from toolkit.decoding import BeamChainProposer, Method, Sampling, decode
-from toolkit.errors import InputError
-from toolkit.stopping import Fixed
+from toolkit.decoding import Sampling, decode
 from toolkit.testing import output_pvalue
 from toolkit.types import Proposal
 from toolkit.verification import get
@@ -153,15 +151,3 @@ def test_greedy_text_is_the_targets_own_all_the_same(name, exact_pair, prompts):
     assert [g.token_ids for g in decode(exact_pair, prompts, config.method(name), sampling)] == [
         g.token_ids for g in plain
     ]
-
-
-def test_bad_input():
-    for tau in (-0.1, 1.1, float("nan")):
-        with pytest.raises(InputError, match=r"rule.tau: expected a number in \[0, 1\], got"):
-            get("mtad", tau=tau)
-    for tau_2 in (-1.0, float("inf"), float("nan")):
-        with pytest.raises(InputError, match=r"rule.tau_2: expected at least 0, got"):
-            get("bild", tau_2=tau_2)
-    for name in ("rejection", "bild"):
-        with pytest.raises(InputError, match="by the scheme beams, but"):
-            Method("mixed", Fixed(3), get(name), BeamChainProposer())

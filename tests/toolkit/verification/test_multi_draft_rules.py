@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 from analysis.acceptance import optimal_acceptance
 from toolkit import verification
 from toolkit.errors import InputError
 from toolkit.testing import dirichlet_pairs, draft_distributions
-from toolkit.verification import SelectionRule, optimal, schemes
+from toolkit.verification import SelectionRule, schemes
 from toolkit.verification.enumeration import candidate_tuples, emission, optimum
 from toolkit.verification.optimal import optimal_acceptances
-from toolkit.verification.pair_weights import free_wins
 
 RULES = [name for name in verification.names() if isinstance(verification.get(name), SelectionRule)]
 LOSSLESS = [name for name in RULES if verification.get(name).lossless]
@@ -171,14 +169,6 @@ def test_optimum_equals_the_minimum_over_all_subsets(scheme, num_drafts):
         assert optimal_acceptance(p[-1], q[-1], num_drafts, scheme) == pytest.approx(float(expected[-1]), abs=1e-11)
 
 
-def test_two_candidates_without_replacement_by_formula_and_by_integral():
-    p, q = dirichlet_pairs(5, vocab_size=60, seed=8)
-    q = q**4 / (q**4).sum(-1, keepdim=True)
-    p, q = optimal._by_ratio(p, q)
-    by_integral = torch.stack([optimal._cut(a, optimal._all_inside(b, 2)) for a, b in zip(p, q, strict=True)])
-    assert torch.allclose(by_integral, optimal_acceptances(p, q, 2, "without_replacement"), atol=1e-12, rtol=0)
-
-
 def test_theorem_2_the_optimum_is_1_exactly_when_no_subset_is_short():
     """p(S) >= q(S)^2 for every S, on pairs on both sides of the border."""
     p, q = pairs(num_random=400)
@@ -220,30 +210,6 @@ def test_truncated_program_loses_at_most_its_bound(num_free):
     bound = (p - q**2).sort(-1, descending=True).values[:, num_free:].clamp(min=0).sum(-1)
     assert (lost <= bound + 1e-12).all()
     assert (lost >= -1e-12).all()
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 6])
-def test_free_weights_solve_their_linear_program(size):
-    generator = torch.Generator().manual_seed(size)
-    target, loads = (torch.rand(6, size, generator=generator, dtype=torch.float64) for _ in range(2))
-    shared = torch.rand(6, size, size, generator=generator, dtype=torch.float64).tril(-1)
-    shared = (shared + shared.mT) * (torch.rand(6, 1, 1, generator=generator) > 0.2)
-    wins = free_wins(target, loads / 2, shared)
-    assert torch.allclose(wins + wins.mT, torch.ones_like(wins), atol=1e-12)
-    assert ((wins >= 0) & (wins <= 1)).all()
-    value = torch.minimum(target, loads / 2 + (shared * wins).sum(-1)).sum(-1)
-    i, j = np.triu_indices(size, 1)
-    for n in range(6):  # variables: what is accepted of each token, what each pair gives to its first token
-        masses = shared[n].numpy()[i, j]
-        gives = np.zeros((size, len(i)))
-        gives[i, np.arange(len(i))] = -1
-        gives[j, np.arange(len(i))] = 1
-        limits = (loads[n] / 2).numpy() + np.bincount(j, masses, minlength=size)
-        solved = linprog(
-            np.r_[-np.ones(size), np.zeros(len(i))], np.c_[np.eye(size), gives], limits,
-            bounds=[(None, float(t)) for t in target[n]] + [(0, float(m)) for m in masses],
-        )  # fmt: skip
-        assert float(value[n]) == pytest.approx(-solved.fun, abs=1e-9)
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 2.0, 4.0])
@@ -367,34 +333,3 @@ def test_candidates_that_the_scheme_cannot_produce_are_refused():
     verification.get("greedy_multi").distribution(
         P4, distributions, torch.tensor([1, 9]), torch.tensor(1)
     )  # one draw, nothing fixed
-
-
-def test_bad_settings_are_named():
-    for name, params, message in (
-        ("importance", {"num_free": 0}, r"rule.num_free: expected a number in \[1, 15\]"),
-        ("importance", {"num_free": 16}, r"rule.num_free: expected a number in \[1, 15\]"),
-        ("importance", {"alphabet": 0}, "rule.alphabet: expected at least 1"),
-        ("importance_grouped", {"num_groups": 1}, r"rule.num_groups: expected a number in \[2, 12\]"),
-        ("spectr", {"num_halvings": -1}, r"rule.num_halvings: expected a number in \[0, 200\]"),
-        ("specinfre", {}, "did you mean specinfer"),
-        ("scheme", {}, "unknown rule 'scheme'"),
-    ):
-        with pytest.raises(InputError, match=message):
-            verification.get(name, **params)
-    for arguments, message in (
-        ((P4, Q4, 0), "num_drafts must be at least 1, got 0"),
-        ((P4, Q4, -2), "num_drafts must be at least 1"),
-        ((P4, Q4, 2, "gready"), "did you mean greedy"),
-        ((P4, Q4[:3], 2), r"^target_probs: expected shape \[3\], got \[4\]"),
-        ((P4, Q4 * 0.99, 2), "^draft_probs: expected distributions that sum to 1 within 1e-4"),
-        ((P4 * 0.99, Q4, 2), "^target_probs: expected distributions that sum to 1 within 1e-4"),
-    ):
-        with pytest.raises(InputError, match=message):
-            optimal_acceptance(*arguments)
-    with pytest.raises(InputError, match="at least 1 per node"):
-        schemes.candidates("iid", Q4, torch.zeros(0))
-    with pytest.raises(InputError, match="unknown scheme"):
-        schemes.candidates("idd", Q4, torch.zeros(1))
-    big = torch.full((63,), 1 / 63, dtype=torch.float64)
-    with pytest.raises(InputError, match="use importance"):
-        verification.get("importance_lp").distribution(big, big.expand(2, -1), torch.tensor([0, 1]))

@@ -10,7 +10,7 @@ from toolkit import verification
 from toolkit.sampling import draw
 from toolkit.types import Proposal, Verdict
 from toolkit.verification import SelectionRule, schemes
-from toolkit.verification.base import candidate_table, num_uniforms, split_uniforms
+from toolkit.verification.base import num_uniforms, split_uniforms
 
 RULES = [name for name in verification.names() if isinstance(verification.get(name), SelectionRule)]
 DECLARED = [(name, how) for name in RULES for how in verification.get(name).schemes]
@@ -38,18 +38,6 @@ def tables(num: int, vocab_size: int, seed: int) -> Tensor:
     """Distributions [num, V], row v after token v."""
     weights = uniform(num, vocab_size, seed) ** 2 + 0.02
     return weights / weights.sum(-1, keepdim=True)
-
-
-def test_children_are_found_from_parents():
-    tokens = torch.zeros(2, 5, dtype=torch.long)
-    parents = torch.tensor([[-1, -1, 0, 1, 0], [-1, 0, 1, 1, 1]])
-    proposal = Proposal(tokens, torch.zeros(2, 1, 3), torch.tensor([5, 3]), torch.tensor([1, 1]), parents)
-    assert candidate_table(proposal).tolist() == [
-        [[0, 1], [2, 4], [3, -1], [-1, -1], [-1, -1], [-1, -1]],
-        [[0, -1], [1, -1], [2, -1], [-1, -1], [-1, -1], [-1, -1]],
-    ]
-    chain = Proposal(tokens, torch.zeros(2, 1, 3), torch.tensor([5, 0]), torch.tensor([1, 1]))
-    assert candidate_table(chain).tolist() == [[[0], [1], [2], [3], [4], [-1]], [[-1]] * 6]
 
 
 @pytest.mark.parametrize("name", REJECTION)

@@ -6,17 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from toolkit.errors import InputError
 from toolkit.sampling import draw
-from toolkit.verification import get, width
+from toolkit.verification import get
 from toolkit.verification.width import (
     acceptance_probs,
     accepted_distribution,
     fill_probs,
     layer_width,
 )
-
-DRAWS, DISTRIBUTIONS = 1_000_000, 50
 
 
 def random_distributions(num_distributions: int, num_pairs: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -28,55 +25,6 @@ def random_distributions(num_distributions: int, num_pairs: int, seed: int) -> t
     weights[0, ::5, 0] = 0.0
     p, q = weights / weights.sum(-1, keepdim=True)
     return p, q
-
-
-def twice(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """The published residual: q is subtracted a second time."""
-    from toolkit.verification.base import residual
-
-    return residual(residual(target_probs, draft_probs), draft_probs)
-
-
-def simulated(p: Tensor, q: Tensor, num_candidates: int, generator: torch.Generator) -> Tensor:
-    """How many of m candidates are accepted [m + 1], as frequencies of `DRAWS` walks without a width.
-
-    One uniform draws the pair and tests it: inside a pair's interval of length q(x) it is uniform again. `ends` holds,
-    for every number of rejections since the last acceptance, where the accepted part of each interval ends.
-    """
-    left, ends = p, []
-    for _ in range(num_candidates):
-        ends.append(q.cumsum(0) - q + torch.minimum(left, q))
-        left = (left - q).clamp(min=0)
-        left = left / left.sum() if left.sum() > 0 else p
-    table, edges = torch.stack(ends).flatten(), q.cumsum(0)[:-1].contiguous()
-    rejections, accepted = torch.zeros(DRAWS, dtype=torch.long), torch.zeros(DRAWS, dtype=torch.long)
-    for _ in range(num_candidates):
-        uniforms = torch.rand(DRAWS, generator=generator, dtype=torch.float64)
-        passed = uniforms < table[rejections * len(q) + torch.bucketize(uniforms, edges, right=True)]
-        accepted += passed
-        rejections = torch.where(passed, 0, rejections + 1)
-    return torch.bincount(accepted, minlength=num_candidates + 1) / DRAWS
-
-
-@pytest.mark.slow
-def test_number_accepted_against_simulation(monkeypatch):
-    """50 random distributions, 1e6 walks each: all cells behave like those of a true distribution; with q
-    subtracted twice they do not.
-    """
-    num_candidates, generator = 4, torch.Generator().manual_seed(0)
-    p, q = random_distributions(DISTRIBUTIONS, 5, seed=1)
-    seen = torch.stack([simulated(p[n], q[n], num_candidates, generator) for n in range(DISTRIBUTIONS)])
-
-    def scores() -> Tensor:
-        distribution = accepted_distribution(acceptance_probs(p, q, num_candidates))
-        return (seen - distribution).abs() / (distribution * (1 - distribution) / DRAWS).sqrt().clamp(min=1e-6)
-
-    right = scores()
-    assert float((right <= 3).double().mean()) > 0.98  # expected .9973
-    assert float(right.max()) < 4.4  # 1e-5 per cell, 250 cells
-    monkeypatch.setattr(width, "residual", twice)
-    wrong = scores().amax(1)
-    assert float((wrong > 10).double().mean()) > 0.6  # on some distributions the second subtraction changes nothing
 
 
 def test_number_accepted_by_hand():
@@ -163,16 +111,6 @@ def test_layers_per_round_are_theorem_3_2s():
     assert 3 <= below < 12
     assert expected_layers(1.0, 1.0, 3) == 4
     assert expected_layers(0.5, 0.9, 2) == pytest.approx((1 - 0.5**3) / (1 - 0.5))
-
-
-def test_bad_input():
-    p = torch.tensor([[0.5, 0.5]])
-    for threshold in (-0.1, 1.1, float("nan")):
-        with pytest.raises(InputError, match=r"threshold: expected a probability in \[0, 1\], got"):
-            layer_width(p, p, 4, threshold)
-    for least in (0, 5):
-        with pytest.raises(InputError, match=f"min_width: expected 1 to 4, the number of draft beams, got {least}"):
-            layer_width(p, p, 4, 0.5, min_width=least)
 
 
 def test_rows_may_have_candidates_of_their_own_number():
