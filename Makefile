@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help install quickstart test test-slow check format bench gpu-check evidence real papers docs soak fuzz mutants toy wheel-test clean
+.PHONY: help install quickstart test test-slow check format bench gpu gpu-check evidence real papers docs soak fuzz mutants toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -37,10 +37,12 @@ format: $(READY) ## put the code into shape
 bench: $(READY) ## decoding speed against transformers, into outputs/benchmarks.md
 	$(RUN) -m benchmarks.speed $(ARGS)
 
-# With $(PYTHON) itself, for the virtual environment's pins are CPU builds: it needs torch, transformers, safetensors, hydra-core.
-# Options in ARGS: make gpu-check ARGS="--skip speed", ARGS="--help".
-gpu-check: ## exactness and speed on a CUDA device, into outputs/gpu.md (under 10 minutes)
-	$(PYTHON) -m benchmarks.gpu_check --out outputs/gpu.md $(ARGS)
+# With $(PYTHON) itself, for the virtual environment's pins are CPU builds: `--help` says what it needs.
+gpu: ## exactness and speed on a CUDA device in steps, into outputs/gpu/ (25 minutes; goes on where it ended; ARGS="--help")
+	$(PYTHON) -m benchmarks.gpu $(ARGS)
+
+gpu-check: ## exactness on a CUDA device alone
+	$(PYTHON) -m benchmarks.gpu exactness $(ARGS)
 
 evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)
 	$(RUN) -m benchmarks.evidence $(ARGS)

@@ -25,12 +25,10 @@ from benchmarks.contenders import (
 )
 from benchmarks.gpu_exactness import fixed
 from data_gen.held_out import load_frozen
+from toolkit import config
 from toolkit.costs.clock import Stopwatch, now
 from toolkit.costs.measure import measure
-from toolkit.decoding import Method
 from toolkit.models.pair import ModelPair
-from toolkit.stopping import Confidence
-from toolkit.verification import get
 
 PEAKS = {  # bytes per second by a part of the device's name, more special names first
     "H100 NVL": 3.9e12, "H100 PCIe": 2.0e12, "H100": 3.35e12, "H200": 4.8e12, "A100-SXM4-80GB": 2.04e12,
@@ -46,39 +44,38 @@ class Sizes:
     """How much is measured."""
 
     widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 16)
-    repeats: int = 30
-    batches: tuple[tuple[int, int], ...] = ((1, 6), (4, 3), (16, 2))  # batch size, number of groups
+    contexts: tuple[int, ...] = (CONTEXT, 512, 2048)
+    repeats: int = 20
+    groups: int = 6  # of prompts, at most
     new_tokens: int = 64
     copied: int = 2**31  # bytes of the copy that bandwidth is measured by
-    minutes: float = (
-        5.0  # for tokens per second, shared by the batch sizes: fewer groups are decoded if they do not fit
-    )
+    minutes: float = 4.0  # for tokens per second at a batch size: fewer groups are decoded if they do not fit
 
 
-QUICK = Sizes((1, 2, 16), 3, ((1, 1), (2, 1)), 8, 2**24, 0.5)
+QUICK = Sizes((1, 2, 16), (CONTEXT, 64), 3, 1, 8, 2**24, 0.5)
 
 
 # -- forwards ---------------------------------------------------------------------------------------------------------
 
 
 def forwards(pair: ModelPair, sizes: Sizes) -> str:
-    """Milliseconds by width, with and without captures, of target and draft; c; and the bandwidth of one-token forwards."""
+    """Milliseconds by width and context, captured and eager, of target and draft; c; bandwidth of one-token forwards."""
     columns = [(role, captured) for role in ("target", "draft") for captured in (True, False)]
     tables = []
     for role, captured in columns:
         alone = ModelPair(target=getattr(pair, role), end_ids=())
         alone = capturing(alone) if captured else eager(alone)
-        tables += measure(alone, 1, sizes.widths, [CONTEXT], sizes.repeats)
+        tables += measure(alone, 1, sizes.widths, sizes.contexts, sizes.repeats)
     lines = [
-        f"Milliseconds of one forward, median of {sizes.repeats}, batch 1, after {CONTEXT} tokens. c: one draft token over one "
-        "target token.",
+        f"Milliseconds of one forward, median of {sizes.repeats}, batch 1. c: one draft token over one target token.",
         "",
-        "| width | target, captured | target, eager | draft, captured | draft, eager |",
-        "|---:|---:|---:|---:|---:|",
+        "| tokens before | width | target, captured | target, eager | draft, captured | draft, eager |",
+        "|---:|---:|---:|---:|---:|---:|",
     ]
-    for width in sizes.widths:
-        entries = [f"{1e3 * table.target(width, CONTEXT):.3f}" for table in tables]
-        lines.append(f"| {width} | {' | '.join(entries)} |")
+    for context in tables[0].contexts:
+        for width in sizes.widths:
+            entries = [f"{1e3 * table.target(width, context):.3f}" for table in tables]
+            lines.append(f"| {context} | {width} | {' | '.join(entries)} |")
     captured, plain, draft_captured, draft_plain = (table.target(1, CONTEXT) for table in tables)
     lines += ["", f"c = {draft_captured / captured:.3f} captured, {draft_plain / plain:.3f} eager.", ""]
     return "\n".join([*lines, *bandwidth(pair, captured, plain, sizes)])
@@ -149,7 +146,8 @@ class Entrant:
 
     def work(self, prompts: list[list[int]], max_new_tokens: int, seed: int) -> None:
         """Decode one group of prompts, timed from an idle device to an idle device."""
-        with ForwardMeter(self.pair.target) as target, ForwardMeter(self.pair.draft) as draft:
+        draft_model = self.pair.draft or torch.nn.Identity()  # a target alone: nothing is counted
+        with ForwardMeter(self.pair.target) as target, ForwardMeter(draft_model) as draft:
             started = now([self.pair.device])
             self.tokens += sum(map(len, self.contender.run(self.pair, prompts, max_new_tokens, seed, 1.0)))
             self.seconds += now([self.pair.device]) - started
@@ -159,15 +157,16 @@ class Entrant:
 
 def entrants(pair: ModelPair, batch_size: int) -> list[Entrant]:
     """Everybody who takes part at a batch size. Who captures has caches, and so captures, of his own."""
-    methods: dict[str, Method] = {
-        "autoregressive": fixed(0),
-        **{f"speculative K={k}": fixed(k) for k in (2, 4, 8)},
-        "confidence .4": Method("confidence", Confidence(0.4), get("rejection")),
-    }
-    field = [
-        Entrant(theirs(REFERENCE), pair, 1),
-        Entrant(theirs("transformers assisted K=4", **constant(4)), pair, 1),
-    ]
+    field = [Entrant(theirs(REFERENCE), pair, 1)]
+    methods = {"autoregressive": config.method("autoregressive"), "lookup_rate": config.method("lookup_rate")}
+    if pair.drafts:
+        field.append(Entrant(theirs("transformers assisted K=4", **constant(4)), pair, 1))
+        methods |= {f"speculative K={k}": fixed(k) for k in (2, 4)}
+        methods |= {"tree 2 x 2": config.method("mcsd", ["proposer.k_config=2x2"])}
+        methods |= {"best_source": config.method("best_source")}
+        methods |= {"rate": config.method("rate", head=pair.head)} if pair.head else {}
+    else:
+        field.append(Entrant(theirs("transformers lookup", lookup=10), pair, 1))
     for name, method in methods.items():
         build = lambda _, method=method: method
         field.append(Entrant(engine(f"{name}, captured", build), capturing(pair), 4))
@@ -175,9 +174,9 @@ def entrants(pair: ModelPair, batch_size: int) -> list[Entrant]:
     return [entrant for entrant in field if entrant.contender.batched or batch_size == 1]
 
 
-def decoding(pair: ModelPair, sizes: Sizes, batch_size: int, groups: int) -> str:
+def decoding(pair: ModelPair, sizes: Sizes, batch_size: int) -> str:
     """Tokens per second, every contender in turn on every group of prompts, in an order that rotates."""
-    field, done = _race(pair, batch_size, groups, sizes)
+    field, done = _race(pair, batch_size, sizes)
     lines = [
         f"Temperature 1, at most {sizes.new_tokens} new tokens of prompts of at most {CONTEXT}. {done} groups of {batch_size}. "
         "Every contender decodes every group, in an order that rotates, after a warm-up.",
@@ -189,17 +188,17 @@ def decoding(pair: ModelPair, sizes: Sizes, batch_size: int, groups: int) -> str
     return "\n".join([*lines, *(_line(entrant, field[0], batch_size) for entrant in field)])
 
 
-def _race(pair: ModelPair, batch_size: int, groups: int, sizes: Sizes) -> tuple[list[Entrant], int]:
+def _race(pair: ModelPair, batch_size: int, sizes: Sizes) -> tuple[list[Entrant], int]:
     """The field after it has decoded up to `groups` groups, at least one; and how many."""
-    deadline = perf_counter() + 60 * sizes.minutes / len(sizes.batches)
+    deadline = perf_counter() + 60 * sizes.minutes
     field = entrants(pair, batch_size)
-    prompts = prompts_of(pair, batch_size * (groups + 1))
+    prompts = prompts_of(pair, batch_size * (sizes.groups + 1))
     for entrant in field:
         for seed in range(entrant.warm_up):
             if not seed or perf_counter() < deadline:
                 entrant.contender.run(entrant.pair, prompts[:batch_size], sizes.new_tokens, seed % 2, 1.0)
     done = 0
-    while done < groups and (not done or perf_counter() < deadline):
+    while done < sizes.groups and (not done or perf_counter() < deadline):
         group = prompts[batch_size * (done + 1) : batch_size * (done + 2)]
         for entrant in field[done % len(field) :] + field[: done % len(field)]:
             entrant.work(group, sizes.new_tokens, done)
