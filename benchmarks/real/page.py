@@ -80,7 +80,11 @@ def replay_table(temperature: int, kind: str = "") -> Iterator[str]:
 
 
 def live_table(temperature: int, batch_size: int) -> Iterator[str]:
-    """Seconds of decoding, in turns."""
+    """Seconds of decoding, in turns, and what they were measured on."""
+    facts = read_json(FOLDER / "live.json")
+    packed = "weights packed where that is faster" if facts["packed"] else "weights not packed"
+    yield f"{facts['processor']}, {facts['threads']} threads, {facts['dtype']}, {packed}, torch {facts['torch']}."
+    yield ""
     yield "| way | batch | tokens/s | x transformers | tokens / target forward | draft forwards / token | outside forwards |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     yield from summary(pd.read_csv(FOLDER / f"live-{temperature}-{batch_size}.csv"), batch_size)
@@ -201,8 +205,8 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "By replay, T = 1": lambda: replay_table(1),
     "Live, T = 0, batch 1": lambda: live_table(0, 1),
     "Live, T = 1, batch 1": lambda: live_table(1, 1),
-    "Live, T = 0, batch 8": lambda: live_table(0, 8),
-    "Live, T = 1, batch 8": lambda: live_table(1, 8),
+    "Live, T = 0, batch 4": lambda: live_table(0, 4),
+    "Live, T = 1, batch 4": lambda: live_table(1, 4),
     "llama.cpp": llamacpp_table,
     "Replay beside live decoding": agreement_table,
     "CPU seconds of the first ten calls": calls_table,

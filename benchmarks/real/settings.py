@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from analysis.tables.rows import load_rows
-from benchmarks.contenders import Contender, engine
 from benchmarks.real.folder import noted
 from toolkit import config
 from toolkit.costs.load import LoadCost
@@ -92,8 +91,3 @@ def method_of(name: str, temperature: int, batch_size: int) -> Any:
     if name in ("lookup_rate", "best_source"):
         words.append(f"policy.batch_size={batch_size}")
     return config.method(name, words, noted("preread") if name == "rate" else None)
-
-
-def ours(name: str, temperature: int, batch_size: int) -> Contender:
-    """A method of this engine with the setting that replay chose."""
-    return engine(name, lambda pair: method_of(name, temperature, batch_size))

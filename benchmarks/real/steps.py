@@ -34,10 +34,11 @@ from benchmarks.real.folder import (
     weights,
     write_prompts,
 )
-from benchmarks.real.settings import DEEPEST, FIXED, PLAIN, choices, grid_words, method_of, ours, setting_of
+from benchmarks.real.settings import DEEPEST, FIXED, PLAIN, choices, grid_words, method_of
 from benchmarks.speed import REFERENCE, measure
 from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
+from toolkit.costs.measure import machine_of
 from toolkit.files.atomic import write_json, write_text
 from toolkit.models.pair import load_draft
 from toolkit.runs.stage import read_manifest
@@ -151,20 +152,30 @@ def sweeps(kind: str = "") -> None:
 
 
 def live() -> None:
-    """Decoding itself, in turns: ours with the settings that replay chose, beside transformers."""
+    """Decoding itself, in turns, every method as it comes, beside transformers. It needs no other step; a draft joins in."""
+    model()
     pair, prompts = loaded(), encoded("live.jsonl")
+    names, assisted = [PLAIN, "lookup_rate"], []
+    if pair.drafts:
+        names, assisted = [*names, FIXED, "best_source"], [theirs("transformers assisted K=2", **constant(2))]
     for temperature in (0, 1):
-        chosen = choices(temperature)
-        fixed_length = int(setting_of(chosen, FIXED)["K"])
-        contenders = [
-            theirs(REFERENCE),
-            theirs("transformers assisted", **constant(fixed_length)),
-            theirs("transformers lookup", lookup=10),
-            *(ours(name, temperature, 1) for name in (PLAIN, FIXED, "rate", "lookup_rate", "best_source")),
-        ]
-        measured(f"live-{temperature}-1", pair, prompts, contenders, 1, temperature)
-        batched = [ours(name, temperature, 8) for name in (PLAIN, "best_source")]
-        measured(f"live-{temperature}-8", pair, prompts[:24], [theirs(REFERENCE), *batched], 8, temperature)
+        plain = [theirs(REFERENCE), theirs("transformers lookup", lookup=10), *assisted]
+        measured(f"live-{temperature}-1", pair, prompts, [*plain, *map(as_it_comes, names)], 1, temperature)
+        few = [name for name in names if name != FIXED]
+        measured(
+            f"live-{temperature}-4", pair, prompts[:24], [theirs(REFERENCE), *map(as_it_comes, few)], 4, temperature
+        )
+    write_json(FOLDER / "live.json", machine_of(pair))
+
+
+def as_it_comes(name: str) -> Contender:
+    """A method with its default settings: rules that weigh costs measure them. The fixed length is two tokens."""
+    return engine(name, lambda pair: config.method(name, ["policy.num_drafted=2"] if name == FIXED else []))
+
+
+def agreements() -> None:
+    """Live decoding of the settings that replay chose, beside their replay, at both temperatures."""
+    for temperature in (0, 1):
         agreement(temperature, ("confidence", "specdec_pp"))
 
 
@@ -300,7 +311,7 @@ def measured(
 STEPS: dict[str, Callable[[], None]] = {
     step.__name__: step
     for step in (
-        *(model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice),
+        *(model, draft, products, copies, heads, costs, sweeps, live, agreements, llamacpp, calls, greedy, advice),
         *(eagle3, eagle3_sweeps),
     )
 }

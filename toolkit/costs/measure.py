@@ -6,11 +6,7 @@ not change its time: contexts are not read, their keys and values are zeros.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,6 +16,7 @@ from toolkit.costs.clock import Stopwatch
 from toolkit.costs.table import CostTable
 from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
+from toolkit.files.machine import processor
 from toolkit.models.pair import ModelPair
 
 WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens of a target's forward pass
@@ -84,16 +81,3 @@ def machine_of(pair: ModelPair) -> dict[str, Any]:
         "torch": torch.__version__,
         "packed": bool(getattr(engine_of(pair), "packed", False)),
     }
-
-
-@cache
-def processor() -> str:
-    """The processor's name; where the system tells it, with its family and model, as clouds give many the same name."""
-    facts: dict[str, str] = {}
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].split("\n"):
-            name, _, value = line.partition(":")
-            facts[name.strip()] = value.strip()
-    if "model name" not in facts:
-        return platform.processor() or platform.machine()
-    return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from toolkit import config
+from toolkit.costs.kept import with_costs
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import DecodingError, InputError
 from toolkit.models import eagle3
@@ -111,6 +112,7 @@ def custom_generate(
     pair = pair_of(model, draft, text_tokenizer or (_own_tokenizer(model) if stops else None))
     method = method or ("rate" if head is not None else "best_source" if pair.drafts else "lookup_rate")
     decoder = config.method(method, overrides, None if head is None else str(head))
+    decoder = replace(decoder, policy=with_costs(decoder.policy, pair, len(prompts)))
     stream = None
     if streamer is not None:
         streamer.put(input_ids.cpu())  # as transformers does
