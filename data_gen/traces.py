@@ -85,7 +85,9 @@ def run(cfg: commands.Traces) -> Path:
         most = facts["max_drafted"] = depth_that_pays(pair, texts, responses.sampling, [cfg.draft_temperature])
         print(f"traces: roll-outs of up to {most} tokens (max_drafted=auto)")
     options = (most, heads, cfg.hidden, cfg.upper_bound, cfg.draft_temperature)
-    recorders = [recorder_of(pair, responses.sampling, *options, replicate) for replicate in range(cfg.replicates)]
+    recorders = [
+        recorder_of(pair, responses.sampling, *options, replicate, sound=True) for replicate in range(cfg.replicates)
+    ]
     if cfg.dry_run:
         _estimate(recorders[0], rows, cfg.replicates)
         return Path()
@@ -101,7 +103,7 @@ def run(cfg: commands.Traces) -> Path:
     names = [file_name(number, replicate) for replicate in range(cfg.replicates) for number in range(len(shards))]
     paths = [stage.folder / name for name in names]
     work = [
-        Shard(stage.folder / name, job, recorder, *_columns(shard), kept and (kept[0] / name, kept[1]), sound=True)
+        Shard(stage.folder / name, job, recorder, *_columns(shard), kept and (kept[0] / name, kept[1]))
         for name, (recorder, shard) in zip(names, product(recorders, shards), strict=True)
     ]
     for _ in complete(share(work, cfg), cfg.batch_size):
@@ -149,7 +151,7 @@ def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list
 def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -> None:
     probe = rows[:PROBE]
     started = perf_counter()
-    trace = recorder.record_all(*_columns(probe), sound=True)
+    trace = recorder.record_all(*_columns(probe))
     seconds = perf_counter() - started
     scale = replicates * num_tokens(rows) / num_tokens(probe)
     print(

@@ -23,7 +23,7 @@ from toolkit.engine import Reading, Session
 from toolkit.engine.engine import engine_of
 from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.models.pair import ModelPair
-from toolkit.models.teacher import hidden_size, seen_before
+from toolkit.models.teacher import Text, hidden_size, seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
 from toolkit.trace import Trace, join
 from toolkit.trace.score import kept_logits, recorded_logits
@@ -37,14 +37,6 @@ ROUNDED = {torch.float64: 1e-9, torch.float32: 1e-4}
 ROUNDED_OTHERS = 1e-2
 
 
-class NotNumbersError(InputError):
-    """A model or a head gives what is not a number for some texts. sound: the trace of the others."""
-
-    def __init__(self, trace: Trace, broken: Tensor):
-        super().__init__(f"response {trace.rows[broken].tolist()[0]}: {NOT_NUMBERS}")
-        self.sound = trace.only(~broken)
-
-
 @dataclass(frozen=True)
 class Recorder:
     """How to record.
@@ -55,6 +47,7 @@ class Recorder:
     upper_bound        run the target along the roll-outs, too: the true acceptance probability of every drafted token
     draft_temperature  the draft's own; None: the sampling's
     replicate          number of the set of acceptance draws: several recordings of the same texts cut variance
+    sound              leave out texts of which a model or a head gives what is not a number, instead of an error
     """
 
     pair: ModelPair
@@ -65,6 +58,7 @@ class Recorder:
     upper_bound: bool = False
     draft_temperature: float | None = None
     replicate: int = 0
+    sound: bool = False
 
     def __post_init__(self) -> None:
         if self.max_drafted < 1:
@@ -74,23 +68,20 @@ class Recorder:
                 "traces know one limit for all texts: expected sampling.max_length=null (source=live decodes)"
             )
 
-    def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
+    def record(self, texts: Sequence[Text], rows: Sequence[int]) -> Trace:
         """The trace of texts (prompt ids, produced ids); `rows` seed the draws. Raises InputError for another's texts, and
-        for those of which a model or a head gives what is not a number.
+        for those that hold what is not a number, unless `sound`.
         """
         return self.checked(self.recorded(texts, rows))
 
     def checked(self, trace: Trace) -> Trace:
-        """The trace itself. Raises NotNumbersError for texts that hold what is not a number."""
+        """The trace, without the texts that hold what is not a number if `sound`. Raises InputError for them if not."""
         broken = self._broken(trace)
-        if bool(broken.any()):
-            raise NotNumbersError(trace, broken)
-        return trace
-
-    def sound(self, trace: Trace) -> Trace:
-        """Those texts of a trace that hold numbers alone."""
-        broken = self._broken(trace)
-        return trace.only(~broken) if bool(broken.any()) else trace
+        if not bool(broken.any()):
+            return trace
+        if self.sound:
+            return trace.only(~broken)
+        raise InputError(f"response {trace.rows[broken].tolist()[0]}: {NOT_NUMBERS}")
 
     def _broken(self, trace: Trace) -> Tensor:
         """Which texts [T] hold what is not a number."""
@@ -108,7 +99,7 @@ class Recorder:
         return texts
 
     @torch.inference_mode()
-    def recorded(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
+    def recorded(self, texts: Sequence[Text], rows: Sequence[int]) -> Trace:
         """The trace of texts as `record` makes it, whether or not it holds numbers."""
         batch = [
             RecordedText(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)
@@ -139,25 +130,16 @@ class Recorder:
 
     def record_all(
         self,
-        texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+        texts: Sequence[Text],
         rows: Sequence[int],
         batch_size: int = BATCH,
         on_batch: Callable[[int], object] | None = None,
-        sound: bool = False,
     ) -> Trace:
-        """`record` of any number of texts, `batch_size` at a time; `on_batch` hears how many tokens each one had.
-
-        sound  leave out texts that hold what is not a number, instead of an error
-        """
+        """`record` of any number of texts, `batch_size` at a time; `on_batch` hears how many tokens each one had."""
         parts = []
         for first in range(0, len(texts), batch_size):
             batch = texts[first : first + batch_size]
-            try:
-                parts.append(self.record(batch, rows[first : first + batch_size]))
-            except NotNumbersError as error:
-                if not sound:
-                    raise
-                parts.append(error.sound)
+            parts.append(self.record(batch, rows[first : first + batch_size]))
             if on_batch is not None:
                 on_batch(sum(len(produced) for _, produced in batch))
         return join(parts)

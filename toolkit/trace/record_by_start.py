@@ -42,7 +42,7 @@ class StartRecorder(Recorder):
     """A `Recorder` of drafts that read the target's states; its recordings are by start (`Trace.run`)."""
 
     @torch.inference_mode()
-    def recorded(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
+    def recorded(self, texts: Sequence[Text], rows: Sequence[int]) -> Trace:
         """As `Recorder.recorded`, a text after another. Raises InputError for heads that read earlier positions, too."""
         for name, head in self.heads.items():
             if getattr(head, "num_earlier", 0):
@@ -241,8 +241,8 @@ def depth_that_pays(
     if reads_states(pair.draft):
         depths = []
         for temperature in draft_temperatures:
-            recorder = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature)
-            trace = recorder.sound(recorder.recorded(texts[:TEXTS], range(len(texts[:TEXTS]))))
+            recorder = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature, sound=True)
+            trace = recorder.record(texts[:TEXTS], range(len(texts[:TEXTS])))
             if not trace.num_texts:  # the recording itself names the reason
                 depths.append(1)
                 continue

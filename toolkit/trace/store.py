@@ -48,7 +48,6 @@ class Shard:
     job        hash of all that the trace depends on
     sequences  prompt ids and produced ids of each; `rows` seed the draws
     kept       another shard of the same sequences whose states suffice to score the heads; None: there is none
-    sound      leave out sequences that hold what is not a number, instead of an error
     repairs    make a damaged file again, instead of an error
     """
 
@@ -58,7 +57,6 @@ class Shard:
     sequences: Sequence[Text]
     rows: Sequence[int]
     kept: tuple[Path, str] | None = None
-    sound: bool = False
     repairs: bool = False
 
     @property
@@ -80,11 +78,10 @@ class Shard:
             return stored
         states = stored if self.kept is None else read_file(*self.kept)
         if states is not None and states.hidden is not None:
-            trace = with_logits(states, missing, recorder.pair.device)
-            trace = recorder.sound(trace) if self.sound else recorder.checked(trace)
+            trace = recorder.checked(with_logits(states, missing, recorder.pair.device))
         else:
             on_record(stored is not None)
-            trace = recorder.record_all(self.sequences, self.rows, batch_size, on_batch, self.sound)
+            trace = recorder.record_all(self.sequences, self.rows, batch_size, on_batch)
         if stored is not None:
             trace = replace(trace, estimates={**stored.estimates, **trace.estimates})
         trace = replace(trace, hidden=trace.hidden if recorder.hidden else None, about={"job": self.job})

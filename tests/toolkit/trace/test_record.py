@@ -324,7 +324,7 @@ def test_texts_of_what_is_not_a_number_are_left_out_or_refused(part, upper_bound
     if part != "head":
         getattr(pair, part).probs[7, 1] = torch.nan
     broken = Recorder(pair, sampling, 3, heads, True, upper_bound)
-    recorded = broken.record_all(texts, range(24), sound=True)
+    recorded = replace(broken, sound=True).record_all(texts, range(24))
     gone = sorted(set(range(24)) - set(recorded.rows.tolist()))
     assert 0 < len(gone) < 24
     expected = join([whole.only(whole.rows == row) for row in recorded.rows])
@@ -336,7 +336,7 @@ def test_texts_of_what_is_not_a_number_are_left_out_or_refused(part, upper_bound
         InputError, match=f"^response {gone[0]}: the models' distributions hold values that are not numb"
     ):
         broken.record_all(texts, range(24))
-    assert broken.record_all([texts[gone[0]]], gone[:1], sound=True).num_texts == 0
+    assert replace(broken, sound=True).record_all([texts[gone[0]]], gone[:1]).num_texts == 0
 
 
 def test_a_token_that_rounding_made_impossible_is_accepted_if_the_draft_has_it():
@@ -446,7 +446,7 @@ def test_padding_brings_no_number_of_its_own(broken):
         getattr(pair, broken).get_input_embeddings().weight[0] = torch.nan
     (end, *_) = pair.ends(Sampling())
     texts = [([25, 29, 12], [24, end]), ([17], [26, 29, 24, 21, 25, 28]), ([13, 14, 25, 26], [19, 17, end])]
-    recorder = Recorder(pair, Sampling(max_new_tokens=6), 3, upper_bound=True)
-    alone = [recorder.sound(recorder.recorded([text], [row])).num_texts for row, text in enumerate(texts)]
-    together = recorder.sound(recorder.recorded(texts, range(3)))
+    recorder = Recorder(pair, Sampling(max_new_tokens=6), 3, upper_bound=True, sound=True)
+    alone = [recorder.record([text], [row]).num_texts for row, text in enumerate(texts)]
+    together = recorder.record(texts, range(3))
     assert together.rows.tolist() == [row for row, count in enumerate(alone) if count] and together.num_texts
