@@ -154,7 +154,7 @@ def test_an_exported_folder_streams_and_stops_at_strings(target, inputs, tmp_pat
         ({"method": "rate", "draft": "toy/draft"}, "head"),
         ({"draft": "no/such/folder/at/all"}, "tokenizer"),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_what_is_not_followed_is_named(target, options, words):
     target = copy.copy(target) if "draft" in options else target
