@@ -29,15 +29,15 @@ from analysis import quality
 from analysis.reporting import method_table
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import save_table, show, show_page
-from analysis.tables.grid import YARDSTICKS, Setting, expand
+from analysis.tables.grid import REFERENCES, Setting, expand
 from analysis.tables.rows import labels
-from analysis.tables.workbench import Workbench
+from analysis.tables.sweep_context import SweepContext
 from toolkit.config import commands, instantiate, plain
 from toolkit.costs.energy import EnergyMeter
 from toolkit.decoding import Decoded, Sampling, decode_measured
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
-from toolkit.runs.stage import asked, check_some_done, finished_stage, open_stage, prompt_files
+from toolkit.runs.stage import check_some_done, finished_stage, open_stage, prompt_files, settings_hash
 from toolkit.runs.tracking import log_image, log_summary, log_table, wandb_run
 
 IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
@@ -45,10 +45,10 @@ IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confi
 
 def run(cfg: commands.Compare) -> Path:
     settings = expand(plain(cfg.grid))
-    if bound := next((setting.method for setting in settings if setting.method in YARDSTICKS), None):
+    if bound := next((setting.method for setting in settings if setting.method in REFERENCES), None):
         raise InputError(f"grid.{bound}: expected methods that decode; leave it out with ~grid.{bound}")
     config = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
-    digest = asked("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
+    digest = settings_hash("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
     finished = finished_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None and finished.manifest.get("asked") == digest:
         show_page(finished.folder / "comparison.md")
@@ -58,29 +58,31 @@ def run(cfg: commands.Compare) -> Path:
         raise InputError(
             f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
         )
-    bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
+    context = SweepContext(
+        instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size
+    )
     for setting in settings:
-        bench.prepare(setting)
+        context.prepare(setting)
     names = [setting.name for setting in settings]
     if cfg.baseline not in names:
         raise InputError(f"baseline: expected one of {'; '.join(names)}, got {cfg.baseline!r}")
     stage = open_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
-    meter = EnergyMeter(bench.pair.devices)
-    count, size = len(bench.prompts), cfg.group_size
+    meter = EnergyMeter(context.pair.devices)
+    count, size = len(context.prompts), cfg.group_size
     if not 1 <= size <= count:
         raise InputError(f"group_size: expected 1 to {count} (the prompts), got {size}")
     groups = [range(first, min(first + size, count)) for first in range(0, count, size)]
     dev = method_table.groups_to_choose_on(len(groups), cfg.dev_share, cfg.seed)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
-    _decode(bench, settings, groups, parts, meter, cfg)
+    _decode(context, settings, groups, parts, meter, cfg)
     loaded = [read_json(part) for part in parts]
     errors = [g["error"] for part in loaded for record in part["settings"].values() for g in record["generations"]]
     failed = [error for error in errors if error is not None]
     check_some_done(len(failed), len(errors), failed[0] if failed else None, stage.folder)
-    rows, prompt_rows, unscored = method_table.group_rows(loaded, settings, groups, bench, metrics)
+    rows, prompt_rows, unscored = method_table.group_rows(loaded, settings, groups, context, metrics)
     save_table(rows, stage.folder, "rows")
     save_table(prompt_rows, stage.folder, "prompts")
-    table = _table(rows, prompt_rows, settings, bench, metrics, dev, cfg)
+    table = _table(rows, prompt_rows, settings, context, metrics, dev, cfg)
     save_table(table, stage.folder, "comparison")
     part = labels(cfg)
     title = f"{part['dataset']} {part['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
@@ -96,16 +98,16 @@ def run(cfg: commands.Compare) -> Path:
     write_text(stage.folder / "comparison.md", method_table.as_markdown(title, results, figures, notes, cfg.cost_ratio))
     first = ("method", "setting", method_table.LABELS["tokens_per_second"], method_table.LABELS["speedup"])
     show(results, title, stage.folder / "comparison.md", first)
-    _log(cfg, stage.folder, table, figures, title, bench.parameters())
-    counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
-    return stage.finish(**counted, asked=digest, judged=judged, unscored=unscored)
+    _log(cfg, stage.folder, table, figures, title, context.parameters())
+    counted = {"num_prompts": len(context.prompts), "num_groups": len(groups)}
+    return stage.finish(**counted, **{"asked": digest}, judged=judged, unscored=unscored)
 
 
 def _table(
     rows: pd.DataFrame,
     prompt_rows: pd.DataFrame,
     settings: Sequence[Setting],
-    bench: Workbench,
+    context: SweepContext,
     metrics: Mapping[str, quality.Metric],
     dev: list[int],
     cfg: commands.Compare,
@@ -115,8 +117,8 @@ def _table(
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     reported = rows[~chosen_on], prompt_rows[~prompt_rows.group.isin(dev)]
     table = method_table.table_of(*reported, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
-    prompt_tokens = sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
-    table = table.join(method_table.about_settings(settings, bench)).assign(prompt_tokens=prompt_tokens)
+    prompt_tokens = sum(len(context.pair.encode(prompt.content)) for prompt in context.prompts) / len(context.prompts)
+    table = table.join(method_table.about_settings(settings, context)).assign(prompt_tokens=prompt_tokens)
     sums = rows[chosen_on].groupby("name", sort=False)[["num_generated", "seconds"]].sum()
     speeds = (sums.num_generated / sums.seconds).reindex([setting.name for setting in settings]).tolist()
     return table.assign(dev_tokens_per_second=speeds) if dev else table
@@ -141,7 +143,7 @@ def _log(
 
 
 def _decode(
-    bench: Workbench,
+    context: SweepContext,
     settings: Sequence[Setting],
     groups: list[range],
     parts: list[Path],
@@ -153,14 +155,14 @@ def _decode(
         return
     for setting in settings:  # first calls load and allocate
         for _ in range(cfg.warmup):
-            _one(bench, setting, groups[0])
+            _one(context, setting, groups[0])
     idle = meter.measure_idle(cfg.idle_seconds) if cfg.idle_seconds else None
     for number in tqdm(missing, desc="compare", unit="group"):
         turns = [*settings[number % len(settings) :], *settings[: number % len(settings)]]
         records = {}
         for setting in turns:
             with meter:
-                decoded = _one(bench, setting, groups[number])
+                decoded = _one(context, setting, groups[number])
             records[setting.name] = {
                 "seconds": meter.energy.seconds,
                 "energy": asdict(meter.energy),
@@ -170,12 +172,12 @@ def _decode(
         write_json(parts[number], {"idle_watts": idle, "settings": records})
 
 
-def _one(bench: Workbench, setting: Setting, group: range) -> Decoded:
+def _one(context: SweepContext, setting: Setting, group: range) -> Decoded:
     """One setting decodes one group, each prompt with the random stream it has everywhere."""
-    sampling: Sampling = bench.sampling
-    prompts = [bench.prompts[i].content for i in group]
+    sampling: Sampling = context.sampling
+    prompts = [context.prompts[i].content for i in group]
     return decode_measured(
-        bench.pair, prompts, bench.methods[setting.name], sampling, batch_size=len(group), row_ids=list(group)
+        context.pair, prompts, context.methods[setting.name], sampling, batch_size=len(group), row_ids=list(group)
     )
 
 

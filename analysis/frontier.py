@@ -32,7 +32,7 @@ from analysis.figures import plots
 from analysis.loads.exports import decode_command
 from analysis.tables.bootstrap import ENOUGH, Bootstrap, spread_name
 from analysis.tables.files import DEFINITIONS, definitions_text, markdown, read_table, save_table, show
-from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded, default_bound
+from analysis.tables.grid import PLAIN, REFERENCES, Setting, bounded, default_bound
 from analysis.tables.rows import FACTS, SETTING, apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
 from analysis.tables.standing import (
@@ -103,7 +103,7 @@ def next_command(frontier: pd.DataFrame, test: pd.DataFrame, folders: Sequence[P
 
     The best method has the highest mean throughput over data sets. None if no sweep's manifest is there.
     """
-    own = frontier[~frontier.method.isin(YARDSTICKS)]
+    own = frontier[~frontier.method.isin(REFERENCES)]
     method = own.pivot(index="method", columns="dataset", values="throughput").mean(1, skipna=False).idxmax()
     best = own[own.method == method].iloc[0]
     rows = test[(test.dataset == best.dataset) & (test.method == method) & (test.setting == best.setting)].iloc[0]

@@ -27,7 +27,7 @@ from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load
 from analysis.tables.files import save_table, show
 from analysis.tables.grid import PLAIN, expand
-from analysis.tables.workbench import Workbench
+from analysis.tables.sweep_context import SweepContext
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.runs.stage import open_stage, prompt_files
@@ -50,17 +50,17 @@ def run(cfg: commands.Serving) -> Path:
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
-    bench = Workbench(pair, prompts, sampling, cfg.batch_size)
+    context = SweepContext(pair, prompts, sampling, cfg.batch_size)
     bound = cfg.max_drafted if cfg.max_drafted != "auto" else None
     settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
-    recorded = RecordedPair(bench, settings, stage.folder, cfg.max_drafted, cfg.hidden)
+    recorded = RecordedPair(context, settings, stage.folder, cfg.max_drafted, cfg.hidden)
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
     (costs,) = costs_of(cfg, [pair], sizes)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
     if beyond := costs.beyond(cfg.slots, recorded.deepest + 1):
         print(f"costs: {beyond}: the last slope continues there")
-    requests = [number % len(recorded.texts) for number in range(cfg.requests)]
+    requests = [number % len(recorded.sequences) for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")
     title = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")

@@ -29,7 +29,7 @@ from analysis.figures import plots
 from analysis.figures.plots import few_settings
 from analysis.tables.bootstrap import ENOUGH, Bootstrap
 from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
-from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
+from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, REFERENCES, UPPER_BOUND, Setting, expand
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.rows import (
     COUNTS,
@@ -47,7 +47,7 @@ from analysis.tables.rows import (
 )  # fmt: skip
 from analysis.tables.selection import settings_table
 from analysis.tables.standing import gain_over, sweep_scalars
-from analysis.tables.workbench import TEXTS, Workbench, responses_of
+from analysis.tables.sweep_context import TEXTS, SweepContext, responses_of
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.facts import reads_states
@@ -55,7 +55,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import write_json
 from toolkit.files.text import first_line
 from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
-from toolkit.runs.stage import MANIFEST, asked, check_some_done, finished_stage, open_stage, read_manifest
+from toolkit.runs.stage import MANIFEST, check_some_done, finished_stage, open_stage, read_manifest, settings_hash
 from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 from toolkit.trace.store import without_states
 
@@ -112,25 +112,27 @@ def run(cfg: commands.Sweep) -> Path:
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
     part = part_of(cfg)
     finished = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
-    digest = asked("sweep", cfg, GRID, methods=[setting.content for setting in settings])
+    digest = settings_hash("sweep", cfg, GRID, methods=[setting.content for setting in settings])
     if finished is not None and finished.manifest.get("asked") == digest:
         print(f"sweep: {len(settings)} settings, finished before")
         _show(finished.folder, cfg, finished.manifest["num_prompts"])
         return _with_agreement(finished.folder, cfg)
-    bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
-    settings = _possible(settings, bench)
-    keys = {setting.name: bench.prepare(setting) for setting in settings}
+    context = SweepContext(
+        instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size
+    )
+    settings = _possible(settings, context)
+    keys = {setting.name: context.prepare(setting) for setting in settings}
     stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True, shared=part)
-    facts = {"num_prompts": len(bench.prompts), "model_fingerprints": bench.fingerprints, "settings": keys}
+    facts = {"num_prompts": len(context.prompts), "model_fingerprints": context.fingerprints, "settings": keys}
     facts |= {"cost_ratio": cfg.cost_ratio, "asked": digest, "bound_reaches_methods": True}
     stage.start()
-    work = Work(stage.folder, settings, keys, bench, cfg)
+    work = Work(stage.folder, settings, keys, context, cfg)
     work.run()
     if not work.done:
         raise InputError(f"every setting failed, first: {next(iter(work.failures.values()))}")
     if cfg.world_size == 1:
         work.write_tokens()
-        _publish(stage.folder, work, bench, cfg)
+        _publish(stage.folder, work, context, cfg)
         return _with_agreement(stage.finish(**facts), cfg)
     work.check_failures()
     if all_there(stage, list(work.paths.values()), cfg):
@@ -138,20 +140,20 @@ def run(cfg: commands.Sweep) -> Path:
             if last:
                 work.read()
                 work.write_tokens()
-                _publish(stage.folder, work, bench, cfg)
+                _publish(stage.folder, work, context, cfg)
                 _with_agreement(stage.finish(**facts), cfg)
     return stage.folder
 
 
-def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
+def _possible(settings: Sequence[Setting], context: SweepContext) -> list[Setting]:
     """The settings that pair and sampling allow. A grid of nothing but methods without their head is refused later."""
-    headless = sorted({setting.method for setting in settings if bench.lacks_head(setting)})
+    headless = sorted({setting.method for setting in settings if context.lacks_head(setting)})
     possible = [setting for setting in settings if setting.method not in headless]
     if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in possible):
         print(f"{', '.join(headless)}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
     elif headless:
         possible = list(settings)  # building them says what is missing
-    if reads_states(bench.pair.draft) and any(setting.method == ORACLE for setting in possible):
+    if reads_states(context.pair.draft) and any(setting.method == ORACLE for setting in possible):
         print("oracle: left out, a draft that reads the target's states has no acceptance of a position alone")
         possible = [setting for setting in possible if setting.method != ORACLE]
     return possible
@@ -166,31 +168,36 @@ class Work:
     """
 
     def __init__(
-        self, folder: Path, settings: Sequence[Setting], keys: dict[str, str], bench: Workbench, cfg: commands.Sweep
+        self,
+        folder: Path,
+        settings: Sequence[Setting],
+        keys: dict[str, str],
+        context: SweepContext,
+        cfg: commands.Sweep,
     ):
-        self.folder, self.settings, self.bench, self.cfg = folder, settings, bench, cfg
+        self.folder, self.settings, self.context, self.cfg = folder, settings, context, cfg
         self.paths = {name: folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
         self.done: dict[str, pd.DataFrame] = {}
         self.failures: dict[str, str] = {}
         from_traces = [setting for setting in settings if cfg.source == "traces"]
-        self.replayed = [setting for setting in from_traces if bench.replayable(setting, cfg.max_drafted)]
+        self.replayed = [setting for setting in from_traces if context.replayable(setting, cfg.max_drafted)]
         self.replayed += [setting for setting in settings if setting.method == UPPER_BOUND]
 
     @cached_property
     def recording(self) -> Recording:
         """The recording of the autoregressive responses. Raises InputError if there are none."""
         responses, folder = responses_of(self.done), self.folder / "settings"
-        return Recording(self.bench, responses, folder, self.replayed, self.cfg.max_drafted, self.cfg.hidden)
+        return Recording(self.context, responses, folder, self.replayed, self.cfg.max_drafted, self.cfg.hidden)
 
     def run(self) -> None:
         """Make the rows of this process's share of the settings. The first process decodes autoregressively."""
-        cfg, bench = self.cfg, self.bench
+        cfg, context = self.cfg, self.context
         mine = {setting.name for setting in share(self.settings, cfg)}
         chosen = [setting for setting in self.settings if setting.name in mine or setting.method == PLAIN]
         decoded = [each.method for each in chosen if each not in self.replayed and each.method not in (PLAIN, ORACLE)]
         if cfg.source == "traces" and decoded:
             print(f"decoded, as a recording lacks their rounds: {', '.join(dict.fromkeys(decoded))}")
-        with _Progress(len(chosen), len(bench.prompts), cfg.cost_ratio) as progress:
+        with _Progress(len(chosen), len(context.prompts), cfg.cost_ratio) as progress:
             for setting in chosen:
                 progress.begin(setting)
                 try:
@@ -213,7 +220,7 @@ class Work:
         if rows is not None:
             return rows
         if setting.method == ORACLE:
-            rows = self.bench.score_oracle(setting, responses_of(self.done), progress.round_done)
+            rows = self.context.score_oracle(setting, responses_of(self.done), progress.round_done)
         elif setting in self.replayed:
             with alone(self.folder, RECORDING, self.cfg):
                 self.recording.trace_for(setting)
@@ -222,10 +229,10 @@ class Work:
             with alone(self.folder, RECORDING, self.cfg):
                 rows = _read_rows(path)
                 if rows is None:
-                    rows = _written(self.bench.decode(setting, progress.prompt_done, progress.round_done), path)
+                    rows = _written(self.context.decode(setting, progress.prompt_done, progress.round_done), path)
                 return rows
         else:
-            rows = self.bench.decode(setting, progress.prompt_done, progress.round_done)
+            rows = self.context.decode(setting, progress.prompt_done, progress.round_done)
         return _written(rows, path)
 
     def read(self) -> None:
@@ -264,7 +271,7 @@ def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     return rows
 
 
-def _publish(folder: Path, work: Work, bench: Workbench, cfg: commands.Sweep) -> None:
+def _publish(folder: Path, work: Work, context: SweepContext, cfg: commands.Sweep) -> None:
     """Join the settings; write, draw, log and print what came out. Raises InputError if some failed."""
     names = labels(cfg)
     parts = []
@@ -287,7 +294,7 @@ def _publish(folder: Path, work: Work, bench: Workbench, cfg: commands.Sweep) ->
     with wandb_run("sweep", plain(cfg), folder, tags=tags, track=cfg.track, name=" ".join(tags)) as wandb:
         log_summary(
             wandb,
-            {**sweep_scalars(summary, cfg.cost_ratio), "failed_settings": len(work.failures), **bench.parameters()},
+            {**sweep_scalars(summary, cfg.cost_ratio), "failed_settings": len(work.failures), **context.parameters()},
         )
         for name, table in (("rows", rows), ("summary", summary), ("by_position", positions)):
             log_table(wandb, f"sweep/{name}", table)
@@ -371,7 +378,7 @@ class _Progress(tqdm):
     def end(self, setting: Setting, rows: pd.DataFrame) -> None:
         """Count a finished setting. References are not settings one could choose."""
         throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
-        if setting.method not in YARDSTICKS and throughput > self.best:
+        if setting.method not in REFERENCES and throughput > self.best:
             self.best, self.best_name = throughput, setting.name
         self._show()
         self.update()

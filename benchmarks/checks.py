@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, in words, and whether that is right; passed None: reported, not judged."""
+    """What a check found, in words, and whether that is right; passed None: reported, not decided."""
 
     passed: bool | None
     found: str
@@ -76,10 +76,10 @@ def failures(checks: list[Check]) -> list[str]:
 
 def verdict(checks: list[Check]) -> str:
     """All checks in one sentence."""
-    judged, failed = [check for check in checks if check.finding.passed is not None], failures(checks)
+    decided, failed = [check for check in checks if check.finding.passed is not None], failures(checks)
     if failed:
-        return f"**{len(failed)} of {len(judged)} checks FAILED:** {', '.join(failed)}."
-    return f"**All {len(judged)} checks passed.**" if judged else "No check was run."
+        return f"**{len(failed)} of {len(decided)} checks FAILED:** {', '.join(failed)}."
+    return f"**All {len(decided)} checks passed.**" if decided else "No check was run."
 
 
 def table(checks: list[Check]) -> str:

@@ -142,8 +142,8 @@ def greedy(small: bool = False) -> str:
         method = config.method(name)
         if not method.lossless or (method.beams is not None and method.beams.selection == "top"):
             continue  # beam search looks for likelier texts than greedy decoding finds
-        texts = zip(reference, decode(pair, prompts, method, sampling, batch_size=16), strict=True)
-        different = [(a, b) for a, b in texts if a.token_ids != b.token_ids]
+        sequences = zip(reference, decode(pair, prompts, method, sampling, batch_size=16), strict=True)
+        different = [(a, b) for a, b in sequences if a.token_ids != b.token_ids]
         gaps = ", ".join(f"{logit_gap(pair, a, parting(a.token_ids, b.token_ids)):.1e}" for a, b in different[:5])
         lines.append(f"| {name} | {len(prompts) - len(different)} of {len(prompts)} | {gaps or '-'} |")
     return "\n".join(lines)
@@ -160,15 +160,15 @@ def identity(small: bool = False) -> str:
         "|---|---|---|---|---|",
     ]
     for name in config.choices("method"):
-        texts: list[Generation] = []
+        sequences: list[Generation] = []
         for temperature, limit in ((1.0, 64), (0.0, 64), (1.0, 7)):
             sampling = Sampling(temperature=temperature, max_new_tokens=limit)
-            texts += decode(pair, prompts, config.method(name), sampling, batch_size=20)
-        all_counts = [text.counts for text in texts]
+            sequences += decode(pair, prompts, config.method(name), sampling, batch_size=20)
+        all_counts = [text.counts for text in sequences]
         holds = sum(c.num_drafted + c.num_target_calls == c.num_generated + c.num_discarded for c in all_counts)
-        c, ended = total(texts), sum(text.finish_reason == "end" for text in texts)
+        c, ended = total(sequences), sum(text.finish_reason == "end" for text in sequences)
         sums = f"{c.num_drafted} + {c.num_target_calls} = {c.num_generated} + {c.num_discarded}"
-        lines.append(f"| {name} | {len(texts)} | {holds} | {ended} | {sums} |")
+        lines.append(f"| {name} | {len(sequences)} | {holds} | {ended} | {sums} |")
     return "\n".join(lines)
 
 

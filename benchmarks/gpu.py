@@ -83,14 +83,14 @@ def _speed(name: str, options: argparse.Namespace, checks: list[Check]) -> str:
     sizes = replace(sizes, minutes=options.minutes or sizes.minutes)
     kind, _, batch_size = name.partition("_")
     pair = attempt(f"{name}: building the pair", partial(real_pair if kind == "real" else build_pair, options), checks)
-    texts = []
+    sequences = []
     if pair is not None:
-        texts.append(shape(pair))
+        sequences.append(shape(pair))
         measure: Callable[[], str] = partial(gpu_speed.forwards, pair, sizes)
         if kind != "costs":
             measure = partial(gpu_speed.decoding, pair, sizes, int(batch_size))
-        texts.append(attempt(name, measure, checks) or "")
-    return "\n\n".join([*filter(None, texts), table(checks)])
+        sequences.append(attempt(name, measure, checks) or "")
+    return "\n\n".join([*filter(None, sequences), table(checks)])
 
 
 @cache

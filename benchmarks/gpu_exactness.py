@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.checks import Finding
-from benchmarks.contenders import captures, capturing, eager, held_sessions, refusals
+from benchmarks.decoders import captures, capturing, eager, held_sessions, refusals
 from benchmarks.host_reads import no_host_reads, where
 from toolkit.decoding import Method, Proposer, Sampling, TreeProposer, decode
 from toolkit.engine import Session, open_session
@@ -70,11 +70,11 @@ def checks(device: torch.device, quick: bool) -> Checks:
     same = partial(decoding, capturing(pair), reference, prompts, Sampling(max_new_tokens=limit))
     runs, tokens = (3_000, 16) if quick else (20_000, 96)
     specinfer = Method("specinfer", Always(), get("specinfer"), TreeProposer(k_config="2x2x1"), max_drafted=3)
-    texts = {"speculative": fixed(3), "block": fixed(3, "block"), "specinfer": specinfer}
+    sequences = {"speculative": fixed(3), "block": fixed(3, "block"), "specinfer": specinfer}
     named: Checks = {
         **{f"session: {family}": partial(session, family, device) for family in FAMILIES},
         **{f"distribution: {name}": partial(distribution, name, device) for name in names()},
-        **{f"outputs: {name}": partial(whole_outputs, device, method, runs) for name, method in texts.items()},
+        **{f"outputs: {name}": partial(whole_outputs, device, method, runs) for name, method in sequences.items()},
         "captures are made and used again": partial(captured, pair),
         "a capture that fails": partial(failed_capture, device),
         "bfloat16, captured against eager": partial(bfloat16_captured, device, tokens),
@@ -108,7 +108,7 @@ def reading_states(same: Callable[..., Finding], method: Method) -> Finding:
 
 
 def fixed(num_drafted: int, rule: str = "rejection") -> Method:
-    """A fixed number of drafted tokens, judged by a rule for chains; 0 is the target alone."""
+    """A fixed number of drafted tokens, verified by a rule for chains; 0 is the target alone."""
     if not num_drafted:
         return Method("autoregressive", Always(), get(rule), max_drafted=0)
     name = f"{rule} K={num_drafted}"
@@ -164,16 +164,16 @@ def _walk(model: Any, session: Session, cached: Known) -> float:
         expected.add(tokens, torch.tensor(parents))
         reading = session.extend(tokens.to(device), parents=torch.tensor(parents, device=device), last=len(parents[0]))
         for node in range(len(parents[0])):
-            texts = [expected.text(row, held[row] + node) for row in range(2)]
-            worst = max(worst, difference(model, reading.logits[:, node], texts, cached))
+            sequences = [expected.text(row, held[row] + node) for row in range(2)]
+            worst = max(worst, difference(model, reading.logits[:, node], sequences, cached))
         ids = [expected.keep(row, keeps[row]) for row in range(2)]
         if session.keep(torch.tensor(keeps, device=device)).tolist() != ids:
             return float("inf")
     tail = torch.randint(3, VOCAB, (2, 3), generator=generator)
     reading = session.extend(tail.to(device), last=3)
     for i in range(3):
-        texts = [context + tail[row, : i + 1].tolist() for row, context in enumerate(expected.contexts)]
-        worst = max(worst, difference(model, reading.logits[:, i], texts, cached))
+        sequences = [context + tail[row, : i + 1].tolist() for row, context in enumerate(expected.contexts)]
+        worst = max(worst, difference(model, reading.logits[:, i], sequences, cached))
     return worst
 
 
@@ -379,8 +379,8 @@ def _divergence(
     sampling = Sampling(temperature=0, max_new_tokens=tokens)
     for _ in range(3):  # captures what recurs
         ours, theirs = ([*decode(p, prompts, method, sampling, batch_size=4)] for p, method in (first, second))
-    texts = [(parting(a.token_ids, b.token_ids), a) for a, b in zip(ours, theirs, strict=True)]
-    partings = [(position, text) for position, text in texts if position is not None]
+    sequences = [(parting(a.token_ids, b.token_ids), a) for a, b in zip(ours, theirs, strict=True)]
+    partings = [(position, text) for position, text in sequences if position is not None]
     total = sum(len(text.token_ids) for text in ours)
     if not partings:
         return Finding(None, f"no difference in {len(ours)} greedy texts of {total} tokens")

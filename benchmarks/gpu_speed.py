@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import (
-    Contender,
+from benchmarks.decoders import (
+    Decoder,
     ForwardMeter,
     capturing,
     constant,
@@ -129,9 +129,9 @@ def device_name(device: torch.device) -> str:
 
 @dataclass
 class Entrant:
-    """A contender with the pair it runs on, and what it has done so far."""
+    """A decoder with the pair it runs on, and what it has done so far."""
 
-    contender: Contender
+    decoder: Decoder
     pair: ModelPair
     warm_up: int
     tokens: int = 0
@@ -149,7 +149,7 @@ class Entrant:
         draft_model = self.pair.draft or torch.nn.Identity()  # a target alone: nothing is counted
         with ForwardMeter(self.pair.target) as target, ForwardMeter(draft_model) as draft:
             started = now([self.pair.device])
-            self.tokens += sum(map(len, self.contender.run(self.pair, prompts, max_new_tokens, seed, 1.0)))
+            self.tokens += sum(map(len, self.decoder.run(self.pair, prompts, max_new_tokens, seed, 1.0)))
             self.seconds += now([self.pair.device]) - started
         self.target_forwards += target.calls
         self.draft_forwards += draft.calls
@@ -171,17 +171,17 @@ def entrants(pair: ModelPair, batch_size: int) -> list[Entrant]:
         build = lambda _, method=method: method
         field.append(Entrant(engine(f"{name}, captured", build), capturing(pair), 4))
         field.append(Entrant(engine(f"{name}, eager", build), eager(pair), 1))
-    return [entrant for entrant in field if entrant.contender.batched or batch_size == 1]
+    return [entrant for entrant in field if entrant.decoder.batched or batch_size == 1]
 
 
 def decoding(pair: ModelPair, sizes: Sizes, batch_size: int) -> str:
-    """Tokens per second, every contender in turn on every group of prompts, in an order that rotates."""
+    """Tokens per second, every decoder in turn on every group of prompts, in an order that rotates."""
     field, done = _race(pair, batch_size, sizes)
     lines = [
         f"Temperature 1, at most {sizes.new_tokens} new tokens of prompts of at most {CONTEXT}. {done} groups of {batch_size}. "
-        "Every contender decodes every group, in an order that rotates, after a warm-up.",
+        "Every decoder decodes every group, in an order that rotates, after a warm-up.",
         "",
-        f"| contender | tokens/s | x {REFERENCE} | tokens per row and target forward "
+        f"| decoder | tokens/s | x {REFERENCE} | tokens per row and target forward "
         "| draft forwards per target forward | captured shapes |",
         "|---|---:|---:|---:|---:|---:|",
     ]
@@ -196,7 +196,7 @@ def _race(pair: ModelPair, batch_size: int, sizes: Sizes) -> tuple[list[Entrant]
     for entrant in field:
         for seed in range(entrant.warm_up):
             if not seed or perf_counter() < deadline:
-                entrant.contender.run(entrant.pair, prompts[:batch_size], sizes.new_tokens, seed % 2, 1.0)
+                entrant.decoder.run(entrant.pair, prompts[:batch_size], sizes.new_tokens, seed % 2, 1.0)
     done = 0
     while done < sizes.groups and (not done or perf_counter() < deadline):
         group = prompts[batch_size * (done + 1) : batch_size * (done + 2)]
@@ -210,7 +210,7 @@ def _line(entrant: Entrant, reference: Entrant, batch_size: int) -> str:
     drafts = entrant.draft_forwards / max(entrant.target_forwards, 1)
     shapes = [len(session.captures.known) for session in held_sessions(entrant.pair)]
     return (
-        f"| {entrant.contender.name} | {entrant.speed:.1f} "
+        f"| {entrant.decoder.name} | {entrant.speed:.1f} "
         f"| {entrant.speed / reference.speed:.2f} "
         f"| {entrant.tokens / max(entrant.target_forwards, 1) / batch_size:.2f} | {drafts:.2f} "
         f"| {' and '.join(map(str, shapes)) or '-'} |"

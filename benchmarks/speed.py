@@ -5,9 +5,9 @@
     python -m benchmarks.speed toy --prompts 2 --max-new-tokens 8      a small run
 
 The tables are printed and written to outputs/benchmarks.md. One unit of work is one group of prompts (one batch)
-decoded by one contender. Contenders take turns on every group, in an order that rotates, so that other load of the machine
+decoded by one decoder. Decoders take turns on every group, in an order that rotates, so that other load of the machine
 affects all of them alike. A warm-up comes first. Texts differ, so speeds are new tokens over seconds. Intervals are
-over groups, all contenders by the same draws, and of fewer than 16 groups ranges (`analysis.tables.bootstrap`).
+over groups, all decoders by the same draws, and of fewer than 16 groups ranges (`analysis.tables.bootstrap`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from analysis.tables.bootstrap import Bootstrap, brackets
-from benchmarks.contenders import Contender, ForwardMeter, constant, engine, theirs
+from benchmarks.decoders import Decoder, ForwardMeter, constant, engine, theirs
 from benchmarks.evidence import made_by
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config, generate
@@ -37,14 +37,14 @@ REFERENCE = "transformers autoregressive"
 BOOTSTRAP = Bootstrap(2000, seed=0)
 
 
-def ours(name: str, method: str, *overrides: str) -> Contender:
+def ours(name: str, method: str, *overrides: str) -> Decoder:
     """A method of this engine by its name in conf/method/."""
     return engine(name, lambda pair: config.method(method, list(overrides), pair.head))
 
 
-CONTENDERS = {
-    contender.name: contender
-    for contender in (
+DECODERS = {
+    decoder.name: decoder
+    for decoder in (
         theirs(REFERENCE),
         theirs("transformers assisted K=4", **constant(4)),
         theirs("transformers assisted dynamic", **{**constant(20), "assistant_confidence_threshold": 0.4}),
@@ -74,22 +74,22 @@ class Table:
     threads: int = 2
     prompts: int = 24
     max_new_tokens: int = 96
-    warm_up: int = 2  # groups that every contender decodes before anything is timed
+    warm_up: int = 2  # groups that every decoder decodes before anything is timed
     batch_sizes: tuple[int, ...] = (1,)
-    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    decoders: tuple[str, ...] = tuple(DECODERS)
 
 
 TABLES = {
     "toy": Table("Toy pair (2.0 M / 0.2 M), batch 1, one thread", threads=1, warm_up=8),
-    "batches": Table("Toy pair, batches, two threads", prompts=48, batch_sizes=(1, 4, 8, 16), contenders=FEW),
+    "batches": Table("Toy pair, batches, two threads", prompts=48, batch_sizes=(1, 4, 8, 16), decoders=FEW),
     "padded": Table("Padded pair (207 M / 0.2 M), batch 1, two threads", "toy_padded", prompts=16, max_new_tokens=64,
                     warm_up=1),
     "padded_batches": Table("Padded pair, batches, two threads", "toy_padded", prompts=16, max_new_tokens=48, warm_up=1,
-                            batch_sizes=(4, 16), contenders=FEW),
+                            batch_sizes=(4, 16), decoders=FEW),
     "queue": Table("Toy pair, prompts in one call, slots refilled, two threads", prompts=96, batch_sizes=(1, 4, 8, 16),
-                   contenders=("autoregressive", "speculative K=4")),
+                   decoders=("autoregressive", "speculative K=4")),
 }  # fmt: skip
-NOTES = """Every contender samples at T = 1 from the same prompts (test prompts of `math` and `code`, alternating) to the same
+NOTES = """Every decoder samples at T = 1 from the same prompts (test prompts of `math` and `code`, alternating) to the same
 length limit. transformers' assisted generation takes one prompt at a time. *Outside forwards*: share of the time that is not
 spent inside the models' forwards. In brackets: 95 % intervals, or [a to b], the range, of fewer than 16 groups."""
 
@@ -97,30 +97,30 @@ spent inside the models' forwards. In brackets: 95 % intervals, or [a to b], the
 def measure(
     pair: ModelPair,
     prompts: list[list[int]],
-    contenders: list[Contender],
+    decoders: list[Decoder],
     batch_size: int = 1,
     max_new_tokens: int = 96,
     warm_up: int = 1,
     temperature: float = 1.0,
 ) -> pd.DataFrame:
-    """One line per contender and group: new tokens, seconds, forwards, and seconds inside forwards."""
-    contenders = [contender for contender in contenders if contender.batched or batch_size == 1]
+    """One line per decoder and group: new tokens, seconds, forwards, and seconds inside forwards."""
+    decoders = [decoder for decoder in decoders if decoder.batched or batch_size == 1]
     if not 1 <= batch_size <= len(prompts):
         raise InputError(f"batch size: expected 1 to {len(prompts)} (the prompts), got {batch_size}")
     groups = [prompts[i : i + batch_size] for i in range(0, len(prompts) - batch_size + 1, batch_size)]
-    for contender in contenders:
+    for decoder in decoders:
         for group in groups[:warm_up]:
-            contender.run(pair, group, max_new_tokens, 0, temperature)
+            decoder.run(pair, group, max_new_tokens, 0, temperature)
     lines = []
     for index, group in enumerate(tqdm(groups, desc=f"batch {batch_size}", unit="group")):
-        first = index % len(contenders)
-        for contender in contenders[first:] + contenders[:first]:
+        first = index % len(decoders)
+        for decoder in decoders[first:] + decoders[:first]:
             with ForwardMeter(pair.target) as target, ForwardMeter(pair.draft) as draft:
                 started = perf_counter()
-                texts = contender.run(pair, group, max_new_tokens, index, temperature)
+                sequences = decoder.run(pair, group, max_new_tokens, index, temperature)
                 seconds = perf_counter() - started
             lines.append({
-                "contender": contender.name, "group": index, "tokens": sum(map(len, texts)), "seconds": seconds,
+                "decoder": decoder.name, "group": index, "tokens": sum(map(len, sequences)), "seconds": seconds,
                 "target_forwards": target.calls, "draft_forwards": draft.calls,
                 "forward_seconds": target.seconds + draft.seconds,
             })  # fmt: skip
@@ -129,7 +129,7 @@ def measure(
 
 def summary(lines: pd.DataFrame, batch_size: int) -> list[str]:
     """Rows of a Markdown table: tokens per second with an interval, the same over REFERENCE's, and forwards."""
-    tokens, seconds = (lines.pivot(index="group", columns="contender", values=v) for v in ("tokens", "seconds"))
+    tokens, seconds = (lines.pivot(index="group", columns="decoder", values=v) for v in ("tokens", "seconds"))
     values, width = np.concatenate([tokens.to_numpy(float), seconds.to_numpy(float)], 1), tokens.shape[1]
 
     def speeds(totals: np.ndarray) -> np.ndarray:
@@ -141,8 +141,8 @@ def summary(lines: pd.DataFrame, batch_size: int) -> list[str]:
     figures = [(speeds, 1), *([(over_reference, 2)] if REFERENCE in tokens else [])]
     numbers = [(np.stack(BOOTSTRAP.spread(values, figure), -1), digits) for figure, digits in figures]
     rows = []
-    for name in lines.contender.unique():
-        own = lines[lines.contender == name]
+    for name in lines.decoder.unique():
+        own = lines[lines.decoder == name]
         at = tokens.columns.get_loc(name)
         entries = [*(_with_interval(*lines_of[at], digits, len(tokens)) for lines_of, digits in numbers), ""][:2]
         rows.append(
@@ -159,15 +159,15 @@ def _with_interval(value: float, low: float, high: float, digits: int, number: i
 
 
 def beside_transformers(table: Table) -> str:
-    """The table of every contender at every batch size."""
+    """The table of every decoder at every batch size."""
     pair = ModelPair.toy() if table.pair == "toy" else padded_pair(target_preset="200m")
     prompts = prompts_of(pair, table.prompts)
     lines = [
-        f"| contender | batch | tokens/s | x {REFERENCE} | tokens per target forward | draft forwards per token "
+        f"| decoder | batch | tokens/s | x {REFERENCE} | tokens per target forward | draft forwards per token "
         "| outside forwards |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    chosen = [CONTENDERS[name] for name in table.contenders]
+    chosen = [DECODERS[name] for name in table.decoders]
     for size in table.batch_sizes:
         lines += summary(measure(pair, prompts, chosen, size, table.max_new_tokens, table.warm_up), size)
     return "\n".join(lines)
@@ -179,15 +179,15 @@ def queue(table: Table) -> str:
     prompts = prompts_of(pair, table.prompts)
     lines = ["| method | batch | tokens/s, median (lowest, highest of 3) | over batch 1 |", "|---|---:|---:|---:|"]
     speeds: dict[tuple[str, int], list[float]] = {
-        (name, size): [] for name in table.contenders for size in table.batch_sizes
+        (name, size): [] for name in table.decoders for size in table.batch_sizes
     }
     for turn in range(4):  # the first one warms up
         for (name, size), values in speeds.items():
             method = "autoregressive" if name == "autoregressive" else "speculative"
             started = perf_counter()
-            texts = generate(pair, prompts, method, max_new_tokens=table.max_new_tokens, batch_size=size, seed=turn)
+            sequences = generate(pair, prompts, method, max_new_tokens=table.max_new_tokens, batch_size=size, seed=turn)
             if turn:
-                values.append(sum(len(text.token_ids) for text in texts) / (perf_counter() - started))
+                values.append(sum(len(text.token_ids) for text in sequences) / (perf_counter() - started))
     for (name, size), values in speeds.items():
         middle, alone = median(values), median(speeds[name, table.batch_sizes[0]])
         spread = f"{middle:.0f} ({min(values):.0f}, {max(values):.0f})"

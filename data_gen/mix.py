@@ -78,8 +78,8 @@ def mix_batch(
 
     Rows for which a model gives what is not a number are left out.
     """
-    texts = [(row["prompt_ids"], row["token_ids"]) for row in rows]
-    distributions = distributions_along(pair, texts, sampling, check=False)
+    sequences = [(row["prompt_ids"], row["token_ids"]) for row in rows]
+    distributions = distributions_along(pair, sequences, sampling, check=False)
     mixed = [_mixed(row, p, q, mixing_ratio, seed) for row, (p, q) in zip(rows, distributions, strict=True)]
     return [example for example in mixed if not bool(example.labels.isnan().any())]
 
@@ -228,7 +228,7 @@ def _read_part(path: Path) -> pa.Table:
         with open(path, "rb") as file:
             return pq.read_table(file, schema=FEATURES.arrow_schema, page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{path} is not a whole part ({first_line(error)}); {journal.MEND}") from None
+        raise InputError(f"{path} is not a whole part ({first_line(error)}); {journal.HINT}") from None
 
 
 def _mix_rows(
@@ -278,10 +278,10 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
-    texts = [f" {token}" if tokenizer is None else tokenizer.decode([token]) for token in row["input_ids"]]
+    sequences = [f" {token}" if tokenizer is None else tokenizer.decode([token]) for token in row["input_ids"]]
     marked = [
         f"[{text}|{label:.2f}]" if from_draft else text
-        for text, from_draft, label in zip(texts, row["mask"], row["labels"], strict=True)
+        for text, from_draft, label in zip(sequences, row["mask"], row["labels"], strict=True)
     ]
     length = row["prompt_length"]
-    return visible(f"{''.join(texts[:length])} | {''.join(marked[length:])}".replace("\n", "⏎"))
+    return visible(f"{''.join(sequences[:length])} | {''.join(marked[length:])}".replace("\n", "⏎"))

@@ -38,7 +38,7 @@ from toolkit.models.fingerprint import Weights
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
-from toolkit.models.remote import served_pair
+from toolkit.models.remote import remote_pair
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import MANIFEST, Stage, check_some_done, finished_stage, open_stage, prompt_files, read_manifest
 from toolkit.runs.token_bar import TokenBar
@@ -65,7 +65,7 @@ def run(cfg: commands.Responses) -> Path:
     if stage.finished:
         return _finished_before(stage)
     print(f"responses: {len(prompts):,} prompts; loading the pair", file=sys.stderr)
-    pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
+    pair = remote_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
     sampling = resolved(instantiate(cfg.sampling), pair.target)
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])

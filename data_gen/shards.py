@@ -33,7 +33,7 @@ def read_shard(path: Path, job: str) -> list[dict[str, Any]]:
 
 def read_whole(path: Path, job: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Header and rows of one shard. Raises as `read_shard` does."""
-    mend = "delete it and run data_gen.responses again"
+    hint = "delete it and run data_gen.responses again"
     try:
         lines = lines_of(path.read_bytes().decode("utf-8"), keep_ends=True)
         header, footer = json.loads(lines[0]), json.loads(lines[-1])
@@ -41,11 +41,11 @@ def read_whole(path: Path, job: str) -> tuple[dict[str, Any], list[dict[str, Any
     except FileNotFoundError:
         raise InputError(f"expected a shard at {path}, found none; run data_gen.responses again") from None
     except (IndexError, ValueError):
-        raise InputError(f"{path} is corrupt (not a whole shard); {mend}") from None
+        raise InputError(f"{path} is corrupt (not a whole shard); {hint}") from None
     if not isinstance(header, dict) or header.get("job") != job:
-        raise InputError(f"{path} belongs to another job (other config, models or prompts); {mend}")
+        raise InputError(f"{path} belongs to another job (other config, models or prompts); {hint}")
     if not isinstance(footer, dict) or footer.get("sha256") != _digest_of(lines[:-1]):
-        raise InputError(f"{path} is corrupt (its hash does not match); {mend}")
+        raise InputError(f"{path} is corrupt (its hash does not match); {hint}")
     return header, rows
 
 
@@ -58,8 +58,10 @@ def row_of(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, 
 def write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]], **facts: Any) -> None:
     """Write a shard whole; its header holds `facts`, too."""
     header = {"job": job, "shard": number, "rows": len(rows), **facts}
-    texts = (json.dumps(value, ensure_ascii=False) for value in (header, *rows))
-    lines = [text.encode("utf-8", "backslashreplace").decode() + "\n" for text in texts]  # lone surrogates as escapes
+    sequences = (json.dumps(value, ensure_ascii=False) for value in (header, *rows))
+    lines = [
+        text.encode("utf-8", "backslashreplace").decode() + "\n" for text in sequences
+    ]  # lone surrogates as escapes
     write_text(folder / shard_name(number), "".join([*lines, json.dumps({"sha256": _digest_of(lines)}) + "\n"]))
 
 

@@ -28,7 +28,7 @@ class TargetResponses:
     inputs: list[Path]
 
 
-def read_texts(source: Any, sampling: Sampling | None) -> TargetResponses:
+def read_sequences(source: Any, sampling: Sampling | None) -> TargetResponses:
     """Texts of folders, or of one .jsonl file. Raises InputError for another sampling, or a file without one."""
     if isinstance(source, str | Path) and str(source).endswith(".jsonl"):
         if sampling is None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts, within_context
+from data_gen.texts import fingerprints, num_tokens, read_sequences, sampling_facts, within_context
 from toolkit.acceptance.folder import head_hash
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import NOT_NUMBERS, InputError
@@ -65,7 +65,7 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> tuple[Path
 def run(cfg: commands.Traces) -> Path:
     part = part_of(cfg)
     sampling = plain(cfg.sampling) if cfg.sampling is not None else None
-    responses = read_texts(plain(cfg.responses), None if sampling is None else Sampling(**sampling))
+    responses = read_sequences(plain(cfg.responses), None if sampling is None else Sampling(**sampling))
     responses = replace(responses, rows=responses.rows[: cfg.limit])
     settings = {**plain(cfg), "sampling": sampling_facts(responses.sampling)}
     finished = None if cfg.dry_run else finished_stage("traces", settings, inputs=responses.inputs, ignore=IGNORED)
@@ -81,8 +81,8 @@ def run(cfg: commands.Traces) -> Path:
     facts["heads"] = {name: head_hash(folder) for name, folder in folders.items()}
     most = cfg.max_drafted
     if most == "auto":
-        texts, _ = _columns(rows)
-        most = facts["max_drafted"] = depth_that_pays(pair, texts, responses.sampling, [cfg.draft_temperature])
+        sequences, _ = _columns(rows)
+        most = facts["max_drafted"] = depth_that_pays(pair, sequences, responses.sampling, [cfg.draft_temperature])
         print(f"traces: roll-outs of up to {most} tokens (max_drafted=auto)")
     options = (most, heads, cfg.hidden, cfg.upper_bound, cfg.draft_temperature)
     recorders = [
@@ -135,8 +135,8 @@ def _finish(
     reasons = [f"response {row}: {NOT_NUMBERS}" for row in failed]
     check_some_done(len(rows) * (not any(times.values())), len(rows), next(iter(reasons), None), stage.folder)
     size = sum(path.stat().st_size for path in paths)
-    texts, steps = f"{len(rows)} texts x {contents['replicates']}", totals["num_steps"]
-    print(f"traces: {texts}, {steps:,} steps, {size / 2**20:.1f} MiB")
+    sequences, steps = f"{len(rows)} texts x {contents['replicates']}", totals["num_steps"]
+    print(f"traces: {sequences}, {steps:,} steps, {size / 2**20:.1f} MiB")
     if failed:
         print(f"  {len(failed)} of the texts failed, first: {reasons[0]}")
     write_json(stage.folder / SUMMARY, {"job": job, **facts})

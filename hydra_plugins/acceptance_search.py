@@ -25,7 +25,7 @@ class AskTell(Sweeper):
         self.runs = Plugins.instance().instantiate_launcher(**passed)
 
     def sweep(self, arguments: list[str]) -> list[dict[str, str]]:
-        """All trials that are left; returns the lines of the table. One line of error for what a user can mend."""
+        """All trials that are left; returns the lines of the table. One line of error for what a user can fix."""
         from toolkit.errors import InputError
         from toolkit.search.study import Search, Settings, scores_of, write_results
         from toolkit.training.console import print_table

@@ -269,9 +269,9 @@ class SlowRound:
         counts = None
         if self.fault == "width from the candidates with a living parent":
             counts = (p.gather(1, drafts.pairs[layer][draft]) > 0).sum(1).clamp(min=1)
-        return self._asked(p, drafts.distributions[layer].expand_as(p), counts)
+        return self._computed(p, drafts.distributions[layer].expand_as(p), counts)
 
-    def _asked(self, p: Tensor, q: Tensor, counts: Tensor | None = None) -> Tensor:
+    def _computed(self, p: Tensor, q: Tensor, counts: Tensor | None = None) -> Tensor:
         """The width of a layer [R] from its distributions [R, M]."""
         if self.threshold is None:
             return torch.full_like(p[:, 0], self.num_beams, dtype=torch.long)
@@ -352,7 +352,7 @@ class SlowRound:
         assert beams is not None
         paths, weights = beams
         p, q = (self.pair_distribution(weights, table[len(history)][paths]) for table in (self.tables.p, self.tables.q))
-        return int(self._asked(p.unsqueeze(0), q.unsqueeze(0)))
+        return int(self._computed(p.unsqueeze(0), q.unsqueeze(0)))
 
 
 def _unique(values: Tensor) -> tuple[Tensor, Tensor]:

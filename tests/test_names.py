@@ -1,8 +1,10 @@
-"""Tests have the same names in every process: pytest-xdist compares them, and sets are ordered by every process."""
+"""Names: those of tests are the same in every process, those in code are the field's words (the table of CONTRIBUTING)."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CODE = ("toolkit", "data_gen", "analysis", "benchmarks", "hydra_plugins", "tests")
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # pytest-xdist compares them, and sets are ordered by every process
 def test_names_do_not_depend_on_hashing():
     listed = []
     for seed in ("1", "2"):
@@ -22,3 +25,54 @@ def test_names_do_not_depend_on_hashing():
         )
         listed.append([line for line in found.stdout.split("\n") if "::" in line])
     assert listed[0] and listed[0] == listed[1]
+
+
+# -- words ----------------------------------------------------------------------------------------------------------------
+
+# What CONTRIBUTING's table of words forbids, as parts of names in code, and the config keys that keep such a name.
+FORBIDDEN = {"yardstick", "yardsticks", "likeliest", "served", "asked", "judged", "judging", "contender", "contenders", "mend",
+             "outlook", "workbench"}  # fmt: skip
+KEYS = {"served", "asked", "judged", "judged_by"}  # of configs, manifests and hashes
+
+
+def names_in(tree):
+    """Every name that a module gives: variables, arguments, functions, classes, attributes that it sets."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+
+
+def words_of(name):
+    """The words of a name: of snake_case and of CamelCase."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
+
+
+def test_names_in_code_are_the_fields_words():
+    """Library and tests; a test's own name is a sentence, which may say that a server is asked."""
+    wrong = []
+    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
+        for name in names_in(ast.parse(path.read_text())):
+            is_sentence = name.startswith("test_")
+            forbidden = words_of(name) & FORBIDDEN - ({"asked", "served"} if is_sentence else set())
+            if forbidden and name not in KEYS:
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert not wrong
+
+
+def test_the_check_of_names_sees_them():
+    tree = ast.parse("likeliest = 1\nclass JudgedLengths:\n    def mend_it(self, asked_for): self.outlook = 2")
+    wrong = {name for name in names_in(tree) if words_of(name) & FORBIDDEN}
+    assert wrong == {"likeliest", "JudgedLengths", "mend_it", "asked_for", "outlook"}
+
+
+@pytest.mark.parametrize("word", ["yardstick", "likeliest"])
+def test_pages_and_comments_say_baseline_and_top_k(word):
+    """Everything but the table of words itself, what changed, and the log of what was measured."""
+    kept = {"CONTRIBUTING.md", "MIGRATION.md", "CHANGELOG.md", "docs/log.md", "tests/test_names.py"}
+    files = [path for pattern in ("*.py", "*.md", "*.yaml") for folder in (*CODE, "conf", "docs")
+             for path in (ROOT / folder).rglob(pattern)]  # fmt: skip
+    named = {str(path.relative_to(ROOT)) for path in (*files, *ROOT.glob("*.md")) if word in path.read_text().lower()}
+    assert named <= kept

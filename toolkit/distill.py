@@ -199,22 +199,22 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
 def readable(models: Sequence[Any], responses: Any) -> list[Text]:
     """The texts that fit into the contexts of all models. Raises InputError if none does, and for unknown tokens."""
     limit = min(map(max_positions, models), default=NO_LIMIT)
-    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
+    sequences = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
     size = max(map(vocab_size, models), default=NO_LIMIT)  # a draft's may be padded less
     for row in responses.rows:
         check_token_ids([*row["prompt_ids"], *row["token_ids"]], size, f"response {row['id']}: ")
-    fitting = [(prompt, response) for prompt, response in texts if len(prompt) + len(response) <= limit]
+    fitting = [(prompt, response) for prompt, response in sequences if len(prompt) + len(response) <= limit]
     if not fitting:
-        raise InputError(f"all {len(texts)} texts exceed the context of {limit} tokens: expected shorter prompts")
-    if len(fitting) < len(texts):
-        count = len(texts) - len(fitting)
-        print(f"{count} of {len(texts)} texts exceed the context of {limit} tokens and are passed over")
+        raise InputError(f"all {len(sequences)} texts exceed the context of {limit} tokens: expected shorter prompts")
+    if len(fitting) < len(sequences):
+        count = len(sequences) - len(fitting)
+        print(f"{count} of {len(sequences)} texts exceed the context of {limit} tokens and are passed over")
     return fitting
 
 
 def frequent_tokens(count: int, data: TextData, size: int, ends: Sequence[int], verb: str) -> list[int]:
     """The most frequent tokens of the training texts, and a line that says how many validation tokens these are."""
-    tokens = most_frequent(data.states["train"].whole.texts, count, range(size), ends)
+    tokens = most_frequent(data.states["train"].whole.sequences, count, range(size), ends)
     covered = torch.isin(data.states["validation"].whole.labels, torch.tensor(tokens)).float().mean()
     print(f"distill: {len(tokens):,} of {size:,} tokens {verb} an output row, {covered:.1%} of validation tokens")
     return tokens
@@ -249,7 +249,7 @@ def build_module(
         return DraftTraining(*arguments)
     folder = teacher.folder
     states = TargetStates(model, draft.target_layers, None if folder is None else folder / "states")
-    states.prepare([text for part in parts for text in part.texts])
+    states.prepare([text for part in parts for text in part.sequences])
     return UnrolledTraining(*arguments, states=states, kind=kind)
 
 
@@ -283,10 +283,10 @@ def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData)
     if target is None:
         raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=generate")
     if isinstance(cfg.layers, int):
-        first = data.states["train"].whole.texts[: 4 * LAYER_TEXTS]
-        texts = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
-        texts = [(prompt, produced[:LAYER_TOKENS]) for prompt, produced in texts]
-        layers = most_costly(target.target, texts, cfg.layers, Path(cfg.paths.root_dir) / "layers")
+        first = data.states["train"].whole.sequences[: 4 * LAYER_TEXTS]
+        sequences = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
+        sequences = [(prompt, produced[:LAYER_TOKENS]) for prompt, produced in sequences]
+        layers = most_costly(target.target, sequences, cfg.layers, Path(cfg.paths.root_dir) / "layers")
         print(f"distill: a draft of the target's layers {layers}", flush=True)
     else:
         layers = list(cfg.layers or ())

@@ -27,9 +27,9 @@ class Sampling:
     """How tokens are drawn, and when a response ends.
 
     temperature        0 is greedy, through the same path (a one-hot distribution)
-    top_k              keep the k likeliest tokens, with several beams pairs of beam and token; 0 keeps all
-    top_p              keep the smallest set of likeliest tokens that reaches this mass; 1 keeps all
-    min_p              drop tokens less likely than this fraction of the likeliest; 0 drops none
+    top_k              keep the k most probable tokens, with several beams pairs of beam and token; 0 keeps all
+    top_p              keep the smallest set of most probable tokens that reaches this mass; 1 keeps all
+    min_p              drop tokens less likely than this fraction of the most probable; 0 drops none
     repetition_penalty  divides positive and multiplies negative logits of tokens already in the text; 1 is off
     max_new_tokens     exact upper limit of produced tokens, end of text included
     max_length         upper limit of prompt and response together, in tokens; None: none but the models' own
@@ -130,7 +130,7 @@ def _only_largest(logits: Tensor, count: int, exactly: bool) -> Tensor:
 
 
 def _nucleus(probs: Tensor, mass: float) -> Tensor:
-    """probs [..., V] with 0 outside the smallest set of likeliest ones that reaches a mass; of equals the first are in it."""
+    """probs [..., V] with 0 outside the smallest set of most probable ones that reaches a mass; the first of equals are in."""
     for share in (16, 1) if _on_host(probs) else ():
         if (few := nucleus_of_few(probs.reshape(-1, probs.shape[-1]), mass, share)) is not None:
             return few.view_as(probs)

@@ -32,7 +32,7 @@ from toolkit.files.atomic import read_json
 from toolkit.runs.pipeline import expand_stages, fill_folders, plan_stages, run_stages
 from toolkit.runs.stage import Stage, open_stage, provenance, read_manifest
 from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts, tagged
-from toolkit.training.baselines import comparison, complaint, yardsticks
+from toolkit.training.baselines import comparison, complaint, references
 from toolkit.training.checkpoints import (
     BEST,
     LAST,
@@ -204,7 +204,7 @@ def _write_results(
     if best.exists():
         module.load_state_dict(read_checkpoint(best)["state_dict"])
     module.cpu().eval()
-    others = yardsticks(data.shuffled_training(), data.whole_validation(), module.outputs)
+    others = references(data.shuffled_training(), data.whole_validation(), module.outputs)
     return export(folder, module, about_head(cfg, module, data), data.whole_validation(), {**others, **closing})
 
 

@@ -32,7 +32,7 @@ from toolkit.files.atomic import read_json
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import open_stage
 from toolkit.train import about_head, build_module, check_parts, data_folder_of, decode_command
-from toolkit.training.baselines import yardsticks
+from toolkit.training.baselines import references
 from toolkit.training.console import print_table
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import HEAD, SCORES, export
@@ -56,7 +56,7 @@ def run(cfg: commands.TrainHeads) -> Path:
         data.prepare_data()
         data.setup("fit")
         members = train_together(modules, data, stage.folder, cfg.max_epochs, cfg.patience, cfg.optimized_metric)
-        others = yardsticks(data.shuffled_training(), data.whole_validation(), members[0].module.outputs)
+        others = references(data.shuffled_training(), data.whole_validation(), members[0].module.outputs)
         rows = [_exported(cfg, member, data, stage.folder / member.name, others) for member in members]
         write_table(stage.folder, rows)
         stage.finish(heads=[row["head"] for row in rows])

@@ -18,7 +18,7 @@ Prompt = str | Sequence[int] | Sequence[dict[str, str]]  # a text, its token ids
 
 
 @dataclass(frozen=True)
-class Earlier:
+class History:
     """What the draft showed at the H positions before one: a function of the text alone, wherever rounds start.
 
     Positions begin with a response's first token; those before are absent. The newest position is the last one.
@@ -42,7 +42,7 @@ class Earlier:
     likelihood: Tensor
     count: Tensor
 
-    def last(self, count: int) -> Earlier:
+    def last(self, count: int) -> History:
         """The `count` newest of the positions."""
         first = self.tokens.shape[1] - count
         return replace(self, **{name: values[:, first:] for name, values in self.positions.items()})
@@ -97,7 +97,7 @@ class Step(Protocol):
     def match(self) -> Match | None:
         """Where a copied token comes from; None: a draft model drew it."""
 
-    def earlier(self, count: int) -> Earlier | None:
+    def history(self, count: int) -> History | None:
         """The `count` positions before this one; None where nothing keeps them."""
 
     def head_logits(self, head: Callable[[Step], Tensor]) -> Tensor:
@@ -123,7 +123,7 @@ class Drafted(Protocol):
         """The most tokens of a row."""
 
 
-class Judged(Protocol):
+class Verified(Protocol):
     """What policies may ask of a round's `Verdict`, live or replayed."""
 
     @property
@@ -140,7 +140,7 @@ class DraftStep:
     hidden [B,D] has **read y_{k-1}** (at k = 1 the last token of the context) and not y_k: an estimate made from it alone is
                  about y_{k-1}
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
-    before       the positions before, the number that the policy asks for (`StoppingPolicy.num_earlier`); None: not kept
+    before       the positions before, the number that the policy asks for (`StoppingPolicy.num_history`); None: not kept
 
     Statistics are of the unwarped distribution where they say so: at temperature 0 warped ones are 1 and 0.
     """
@@ -151,10 +151,10 @@ class DraftStep:
     hidden: Tensor
     tokens: Tensor | None = None
     live: Tensor | None = None
-    before: Earlier | None = None
+    before: History | None = None
     match: Match | None = None
 
-    def earlier(self, count: int) -> Earlier | None:
+    def history(self, count: int) -> History | None:
         """The `count` positions before this one; None if the proposer keeps fewer."""
         if self.before is None or self.before.tokens.shape[1] < count:
             return None

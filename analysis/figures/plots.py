@@ -17,7 +17,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.lines import Line2D
 
 from analysis.figures.method_styles import LABELS, METHODS, Look, label, look, setting_name, short
-from analysis.tables.grid import ORACLE, PLAIN, YARDSTICKS
+from analysis.tables.grid import ORACLE, PLAIN, REFERENCES
 from analysis.tables.selection import undominated
 from toolkit.runs.figure_style import INK, MUTED, PALETTE, REST, Width, figure
 
@@ -102,13 +102,13 @@ def costs(
     near = curves if marked is None else curves[gap == gap.min()]
     means = near.groupby("method", sort=False, as_index=False).throughput.mean()
     chosen = highlighted(means) if highlight is None else list(highlight)
-    coloured = (*chosen, *YARDSTICKS, PLAIN)
+    coloured = (*chosen, *REFERENCES, PLAIN)
     banded = "throughput_low" in curves and bool(curves.throughput_low.notna().any())
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
         for method, curve in sorted(curves.groupby("method", sort=False), key=lambda entry: entry[0] in coloured):
             line, name = curve.sort_values("cost_ratio"), str(method)
             style = Look(look(name).color if name in coloured else REST, look(name).marker)
-            options: dict[str, Any] = {"linestyle": "--" if name in (*YARDSTICKS, PLAIN) else "-", "markevery": 0.12}
+            options: dict[str, Any] = {"linestyle": "--" if name in (*REFERENCES, PLAIN) else "-", "markevery": 0.12}
             options |= {"markersize": 3.5, "linewidth": 1.5 if name in chosen else 1.0}
             line = line if name in chosen else line[["cost_ratio", "throughput"]]  # without a band
             _curve(axes, line, "cost_ratio", "throughput", short(name), style, **options)
@@ -123,7 +123,7 @@ def costs(
             axes.axvline(marked, color=MUTED, linewidth=0.9, linestyle=":")
         x = "cost ratio c (draft forward pass / target forward pass)"
         _titled(axes, title, x, "tokens per target-forward time", width)
-        legend(axes, [short(name) for name in (*chosen, *YARDSTICKS, PLAIN)], loc="upper right")
+        legend(axes, [short(name) for name in (*chosen, *REFERENCES, PLAIN)], loc="upper right")
         rest = len(set(curves.method) - set(coloured))
         words = ["settings chosen again at every c", *(["bands: spread over prompts"] if banded else [])]
         note(axes, "; ".join([*words, *([f"grey: {rest} others"] if rest else [])]))
@@ -140,15 +140,15 @@ def pareto(
     drawn = settings[settings.method != PLAIN]
     chosen = highlighted(drawn) if highlight is None else list(highlight)
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
-        curves = sorted(_shown_curves(drawn, width), key=lambda entry: entry[0] in (*chosen, *YARDSTICKS))
+        curves = sorted(_shown_curves(drawn, width), key=lambda entry: entry[0] in (*chosen, *REFERENCES))
         for method, curve in curves:
-            _draw_curve(axes, method, curve.sort_values("verification_rate"), method in (*chosen, *YARDSTICKS))
+            _draw_curve(axes, method, curve.sort_values("verification_rate"), method in (*chosen, *REFERENCES))
         x = "verification rate (target forward passes per token)"
         _titled(axes, title, x, "discard rate (discarded per token)", width)
         beyond = _zoom(axes, drawn)
-        legend(axes, [short(method) for method in (*chosen, *YARDSTICKS)], loc="upper right")
+        legend(axes, [short(method) for method in (*chosen, *REFERENCES)], loc="upper right")
         place(axes, _texts(curves, chosen, axes))
-        rest = [short(method) for method in dict.fromkeys(drawn.method) if method not in (*chosen, *YARDSTICKS)]
+        rest = [short(method) for method in dict.fromkeys(drawn.method) if method not in (*chosen, *REFERENCES)]
         note(axes, "better: lower left; filled: undominated" + (f"; {beyond} beyond the edges" if beyond else ""))
         if rest:
             axes.figure.supxlabel(f"grey: {', '.join(rest)}", fontsize=axes.xaxis.label.get_size() * 0.85, color=MUTED)
@@ -157,7 +157,7 @@ def pareto(
 
 def highlighted(settings: pd.DataFrame, most: int = FEW) -> list[str]:
     """The methods worth a colour: the fixed-K baseline, then those of highest throughput, or with most undominated settings."""
-    own = settings[~settings.method.isin((*YARDSTICKS, PLAIN))]
+    own = settings[~settings.method.isin((*REFERENCES, PLAIN))]
     if "throughput" in own and own.throughput.notna().all():
         order = own.groupby("method", sort=False).throughput.max()
     else:
@@ -207,7 +207,7 @@ def _shown_curves(settings: pd.DataFrame, width: Width) -> list[tuple[str, pd.Da
 def _zoom(axes: Any, settings: pd.DataFrame) -> int:
     """Limits that hold every undominated setting and the references; how many others lie outside."""
     x, y = settings.verification_rate, settings.discard_rate
-    inside = settings.undominated.astype(bool) | settings.method.isin(YARDSTICKS)
+    inside = settings.undominated.astype(bool) | settings.method.isin(REFERENCES)
     inside |= settings.chosen.astype(bool) if "chosen" in settings else False
     if settings.empty:  # of a sweep with autoregressive decoding alone, or where every other setting failed
         return 0
@@ -223,7 +223,7 @@ def _draw_curve(axes: Any, method: str, along: pd.DataFrame, colored: bool) -> N
     style = look(method)
     color = style.color if colored else REST
     x, y = along.verification_rate.to_numpy(), along.discard_rate.to_numpy()
-    dashed, level = "--" if method in YARDSTICKS else "-", 3 if colored else 2
+    dashed, level = "--" if method in REFERENCES else "-", 3 if colored else 2
     options = {"linewidth": 1.1 if colored else 0.7, "linestyle": dashed, "marker": style.marker, "markersize": 0}
     axes.plot(x, y, color=color, alpha=0.7, zorder=level, label=short(method), **options)
     best = along.undominated.to_numpy(dtype=bool) | (method == ORACLE)
@@ -237,7 +237,7 @@ def _draw_curve(axes: Any, method: str, along: pd.DataFrame, colored: bool) -> N
 def _texts(curves: Sequence[tuple[str, pd.DataFrame]], chosen: Sequence[str], axes: Any) -> list[Text]:
     texts: list[Text] = []
     for method, curve in curves:
-        if method in (*chosen, *YARDSTICKS) and "chosen" in curve and method != ORACLE:
+        if method in (*chosen, *REFERENCES) and "chosen" in curve and method != ORACLE:
             seen = (curve.verification_rate <= axes.get_xlim()[1]) & (curve.discard_rate <= axes.get_ylim()[1])
             for row in curve[seen & curve.chosen.astype(bool)].itertuples():
                 words = row.setting.split(" head=")[0]

@@ -28,7 +28,7 @@ from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
 from analysis.tables.bootstrap import Bootstrap, spread_name
 from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
-from analysis.tables.workbench import Workbench
+from analysis.tables.sweep_context import SweepContext
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
@@ -123,7 +123,7 @@ def _recorded(
     """A candidate per draft, and one for what needs none; prints what is left out. Raises InputError if nothing is left."""
 
     def candidate(pair: ModelPair, settings: Sequence[Setting]) -> Candidate:
-        recorded = RecordedPair(Workbench(pair, *shared), settings, folder, cfg.max_drafted, cfg.hidden)
+        recorded = RecordedPair(SweepContext(pair, *shared), settings, folder, cfg.max_drafted, cfg.hidden)
         for method, reason in recorded.left_out.items():
             hint = "; heads=[FOLDER] names one" if reason == HEADLESS else ""
             print(f"{pair.name}: {method} left out, {reason}{hint}")

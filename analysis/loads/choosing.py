@@ -16,7 +16,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analysis.loads.recorded import RecordedPair
-from analysis.loads.simulator import Load, ServedRequests
+from analysis.loads.simulator import Load, RequestResults
 from analysis.tables.bootstrap import Array, Bootstrap, brackets
 from analysis.tables.grid import PLAIN, Setting
 
@@ -58,14 +58,14 @@ def choose(
 
 def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[str, object]]:
     """A draft's lines: each method's fastest setting on dev, and how it serves the test prompts."""
-    best: dict[Key, tuple[Setting, ServedRequests]] = {}
+    best: dict[Key, tuple[Setting, RequestResults]] = {}
     for setting in candidate.recorded.settings:
         key = (setting.method, setting.parameters.get("draft_temperature") == 0)
-        served = candidate.recorded.serve(setting, load, candidate.dev)
-        if key not in best or served.tokens_per_second > best[key][1].tokens_per_second:
-            best[key] = (setting, served)
+        results = candidate.recorded.serve(setting, load, candidate.dev)
+        if key not in best or results.tokens_per_second > best[key][1].tokens_per_second:
+            best[key] = (setting, results)
     on_test = {key: candidate.recorded.serve(setting, load, candidate.test) for key, (setting, _) in best.items()}
-    on_dev = _speedups({key: served for key, (_, served) in best.items()}, bootstrap.interval)
+    on_dev = _speedups({key: results for key, (_, results) in best.items()}, bootstrap.interval)
     plain = best[PLAIN, False][1].tokens_per_second
     return [
         {
@@ -79,11 +79,11 @@ def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[
 
 
 def _speedups(
-    served: Mapping[Key, ServedRequests], ends_of: Callable[..., Sequence[Array]]
+    results: Mapping[Key, RequestResults], ends_of: Callable[..., Sequence[Array]]
 ) -> dict[Key, dict[str, float]]:
     """Speed-ups over autoregressive decoding and their ends, by `Bootstrap.interval` or `spread`."""
-    values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in served.values()], axis=1)
-    plain = list(served).index((PLAIN, False))
+    values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in results.values()], axis=1)
+    plain = list(results).index((PLAIN, False))
 
     def speedups(totals: Array) -> Array:
         speeds = totals[..., 0::2] / totals[..., 1::2]
@@ -91,7 +91,7 @@ def _speedups(
 
     numbers = np.stack(ends_of(values, speedups), -1).tolist()
     names = ("speedup", "speedup_low", "speedup_high")
-    return {key: dict(zip(names, line, strict=True)) for key, line in zip(served, numbers, strict=True)}
+    return {key: dict(zip(names, line, strict=True)) for key, line in zip(results, numbers, strict=True)}
 
 
 def advised(table: pd.DataFrame) -> int:

@@ -69,9 +69,9 @@ def read_histograms(path: Path) -> tuple[Array, int]:
                 reasons.add(rounds)
                 continue
             histograms.append(rounds)
-            served, before = len(rounds) - 1, len(histograms[0]) - 1
-            if served != before:
-                raise InputError(f"num_spec_tokens is {served}, {before} before: split the file by it")
+            deployed, before = len(rounds) - 1, len(histograms[0]) - 1
+            if deployed != before:
+                raise InputError(f"num_spec_tokens is {deployed}, {before} before: split the file by it")
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
     if not histograms:
@@ -112,20 +112,20 @@ def sentence(lengths: pd.DataFrame) -> str:
     """The answer in one sentence: the best of the draft lengths whose speed-up has an interval (or range) above 1."""
     if lengths.throughput_low[1:].isna().all():
         return "Nothing is advised: so few requests show no spread; give the counts of more."
-    faster, served = lengths[lengths.throughput_low > 1], lengths.iloc[-1]
+    faster, deployed = lengths[lengths.throughput_low > 1], lengths.iloc[-1]
     if faster.empty:
-        beyond = "beyond its interval" if served.requests >= ENOUGH else "in every request"
+        beyond = "beyond its interval" if deployed.requests >= ENOUGH else "in every request"
         return f"Do not draft: no draft length is faster than autoregressive decoding {beyond}."
     best = faster.loc[faster.throughput.idxmax()]
     wider = (
         " (the longest that was served: serve a longer one to see further)"
-        if best.num_drafted == served.num_drafted
+        if best.num_drafted == deployed.num_drafted
         else ""
     )
     ends = brackets(f"{best.throughput_low:.2f}", f"{best.throughput_high:.2f}", int(best.requests))
     return (
         f"Draft {best.num_drafted:.0f} tokens{wider}: {best.throughput:.2f} times autoregressive decoding {ends}; "
-        f"served {served.num_drafted:.0f}: {served.throughput:.2f}."
+        f"served {deployed.num_drafted:.0f}: {deployed.throughput:.2f}."
     )
 
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from analysis.loads.simulator import Load, ServedRequests, serve
-from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
+from analysis.loads.simulator import Load, RequestResults, serve
+from analysis.tables.grid import PLAIN, REFERENCES, Setting, bounded
 from analysis.tables.replayed_settings import Recording
-from analysis.tables.workbench import Workbench, reads_head
+from analysis.tables.sweep_context import SweepContext, reads_head
 from toolkit.config import instantiate
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer
@@ -34,7 +34,7 @@ HEADLESS = "needs a trained head"
 class RecordedPair:
     """Settings of one pair that chains can be replayed for.
 
-    settings  those given that can be simulated: chains judged token by token, and autoregressive decoding
+    settings  those given that can be simulated: chains verified token by token, and autoregressive decoding
     left_out  by method, why the others cannot
     deepest   the most tokens that a setting may draft in a round
     costs     the cost table, and the file that holds it, which rules that weigh a batch read: set before `serve`
@@ -42,17 +42,17 @@ class RecordedPair:
 
     def __init__(
         self,
-        bench: Workbench,
+        context: SweepContext,
         settings: Sequence[Setting],
         folder: Path,
         max_drafted: int | Literal["auto"],
         hidden: bool = True,
     ):
-        self.bench, self.left_out = bench, dict[str, str]()
+        self.context, self.left_out = context, dict[str, str]()
         self.costs: tuple[LoadCost, Path] | None = None
         self.copies: dict[CopyProposer | None, Copies] = {}
         self.settings = [setting for setting in settings if self._takes(setting)]
-        alone = Workbench(replace(bench.pair, draft=None, drafts=(), head=None), *bench.shared)
+        alone = SweepContext(replace(context.pair, draft=None, drafts=(), head=None), *context.shared)
         kept = folder / "settings"
         path = kept / f"{alone.prepare(Setting(PLAIN))}.parquet"
         if any(setting.method != PLAIN for setting in self.settings):
@@ -69,40 +69,40 @@ class RecordedPair:
         drafting = [setting for setting in self.settings if setting.method != PLAIN]
         if not drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
-        self.recording = Recording(bench, responses, kept, drafting, self.max_drafted, hidden)
-        self.texts = self.recording.texts
-        self.prompt_tokens = [len(prompt) for prompt, _ in self.texts]
+        self.recording = Recording(context, responses, kept, drafting, self.max_drafted, hidden)
+        self.sequences = self.recording.sequences
+        self.prompt_tokens = [len(prompt) for prompt, _ in self.sequences]
         tokens, seconds = responses.num_generated.sum(), responses.setting_seconds.iloc[0]
         self.target_speed = float(tokens / seconds)  # tokens per second of the responses
 
-    def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> ServedRequests:
+    def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> RequestResults:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
         assert self.costs is not None, "costs are set before anything is served"
-        method = self.bench.methods[setting.name]
+        method = self.context.methods[setting.name]
         if weighed := self._weighed(setting, load.slots):
             policy: Any = method.policy
             method = replace(method, policy=replace(policy, **weighed))
-        bound = method.bind(self.bench.pair)
+        bound = method.bind(self.context.pair)
         if setting.method == PLAIN:
             trace: Any = self._copies(None, 0)
         elif isinstance(method.proposer, CopyProposer):
             trace = self._copies(method.proposer, bound.limit)
         else:
             trace = self.recording.trace_for(setting)
-        chosen = range(len(self.texts)) if requests is None else requests
+        chosen = range(len(self.sequences)) if requests is None else requests
         return serve(trace, self.prompt_tokens, bound.policy, self.costs[0], load, chosen)
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
         """The setting as keys of `toolkit.decode` and their values, for a batch size: parameters, head, cost table."""
         keys = setting.decode_keys()
         keys |= {f"method.policy.{name}": value for name, value in self._weighed(setting, batch).items()}
-        if "head" not in keys and reads_head(setting) and self.bench.pair.head is not None:
-            keys["head"] = self.bench.pair.head
+        if "head" not in keys and reads_head(setting) and self.context.pair.head is not None:
+            keys["head"] = self.context.pair.head
         return keys
 
     def _weighed(self, setting: Setting, batch: int) -> dict[str, Any]:
         """What a policy that weighs costs takes and does not name itself: cost table and batch size."""
-        policy: Any = self.bench.methods[setting.name].policy
+        policy: Any = self.context.methods[setting.name].policy
         filled: dict[str, Any] = {}
         if getattr(policy, "costs", "") is None:
             assert self.costs is not None
@@ -119,17 +119,17 @@ class RecordedPair:
         return copies
 
     def _takes(self, setting: Setting) -> bool:
-        if setting.method in YARDSTICKS:
+        if setting.method in REFERENCES:
             self.left_out[setting.method] = "a bound, not a method"
             return False
-        if self.bench.lacks_head(setting):
+        if self.context.lacks_head(setting):
             self.left_out[setting.method] = HEADLESS
             return False
-        self.bench.prepare(setting)
-        method = self.bench.methods[setting.name]
+        self.context.prepare(setting)
+        method = self.context.methods[setting.name]
         chains = type(method.proposer) is ChainProposer or isinstance(method.proposer, CopyProposer)
         if setting.method != PLAIN and (not chains or type(method.rule) is not Rejection):
-            self.left_out[setting.method] = "only chains judged token by token are simulated"
+            self.left_out[setting.method] = "only chains verified token by token are simulated"
             return False
         return True
 
@@ -138,14 +138,14 @@ class RecordedPair:
         recorded = [setting for setting in self.settings if setting.method != PLAIN and not needs_no_draft(setting)]
         if not recorded:
             return DEEPEST
-        temperatures = sorted({self.bench.methods[setting.name].draft_temperature for setting in recorded}, key=str)
-        draft = self.bench.prepare(Setting(PLAIN))  # a hash of the texts and of the draft, too
+        temperatures = sorted({self.context.methods[setting.name].draft_temperature for setting in recorded}, key=str)
+        draft = self.context.prepare(Setting(PLAIN))  # a hash of the texts and of the draft, too
         file = folder / f"depth-{content_hash([draft, temperatures], length=16)}.json"
         if not file.exists():
-            readable = self.bench.within_context(responses)
+            readable = self.context.within_context(responses)
             readable = readable[readable.error.isna() & readable.token_ids.map(len).gt(0)]
-            texts = [(list(row.prompt_ids), list(row.token_ids)) for row in readable.head(TEXTS).itertuples()]
-            write_json(file, depth_that_pays(self.bench.pair, texts, self.bench.sampling, temperatures))
+            sequences = [(list(row.prompt_ids), list(row.token_ids)) for row in readable.head(TEXTS).itertuples()]
+            write_json(file, depth_that_pays(self.context.pair, sequences, self.context.sampling, temperatures))
         return int(parse_json_file(file))
 
     def _bound(self, max_drafted: int | str) -> None:
@@ -154,8 +154,8 @@ class RecordedPair:
         for setting in self.settings:
             if max_drafted == "auto" and setting.method != PLAIN and not needs_no_draft(setting):
                 setting = bounded(setting, self.max_drafted)
-                self.bench.prepare(setting)
-            method = self.bench.methods[setting.name].bind(self.bench.pair)
+                self.context.prepare(setting)
+            method = self.context.methods[setting.name].bind(self.context.pair)
             deep = not isinstance(method.proposer, CopyProposer) and method.limit > self.max_drafted
             if deep and max_drafted == "auto":
                 self.left_out[setting.method] = (
@@ -173,6 +173,6 @@ class RecordedPair:
 
 def needs_no_draft(setting: Setting) -> bool:
     """Whether a setting decodes without a draft model: it copies tokens, or is autoregressive decoding."""
-    if setting.method in YARDSTICKS:
+    if setting.method in REFERENCES:
         return False
     return setting.method == PLAIN or isinstance(instantiate(setting.method_config()).proposer, CopyProposer)

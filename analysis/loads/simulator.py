@@ -24,7 +24,7 @@ from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
-from toolkit.trace.replay import JudgedLengths, Sent, draft
+from toolkit.trace.replay import Sent, VerifiedLengths, draft
 from toolkit.trace.steps import Geometry
 
 Floats = NDArray[np.float64]
@@ -58,7 +58,7 @@ class Load:
 
 
 @dataclass
-class ServedRequests:
+class RequestResults:
     """The served requests [Q]: in seconds, when each was sent, joined the batch, had its first token and was answered.
 
     tokens [Q]      produced;  rounds [Q]  target forwards that it took part in
@@ -103,7 +103,7 @@ def serve(
     costs: LoadCost,
     load: Load,
     requests: Sequence[int],
-) -> ServedRequests:
+) -> RequestResults:
     """Serve texts `requests` [Q] of a trace, or of copied-from texts, in this order. prompt_tokens [T]; the policy is bound."""
     return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests)).run()
 
@@ -131,21 +131,21 @@ class _Server:
             self.by_start = self._draft(starts, policy.init(len(starts), torch.device("cpu")), None)[:2]
         elif isinstance(trace, Trace):
             self.geometry = self.geometry.with_steps(trace)
-        self.served = ServedRequests(self.load.arrivals(len(self.requests)))
+        self.results = RequestResults(self.load.arrivals(len(self.requests)))
         self.slot: list[int] = []
         self.at = np.zeros(0, dtype=np.int64)
         self.state: State = policy.init(0, torch.device("cpu"))
         self.next, self.clock = 0, 0.0
         self.seconds: dict[tuple[Any, ...], float] = {}
 
-    def run(self) -> ServedRequests:
+    def run(self) -> RequestResults:
         while self.next < len(self.requests) or any(request >= 0 for request in self.slot):
             joined = self._fill()
             if not any(request >= 0 for request in self.slot):
-                self.clock = float(self.served.sent[self.next :].min())
+                self.clock = float(self.results.sent[self.next :].min())
                 continue
             self._round(joined)
-        return self.served
+        return self.results
 
     def _fill(self) -> list[int]:
         """Requests that have been sent take free slots. Returns these slots; the free slots after them are dropped."""
@@ -169,12 +169,12 @@ class _Server:
         return joined
 
     def _waiting(self) -> bool:
-        return self.next < len(self.requests) and self.served.sent[self.next] <= self.clock
+        return self.next < len(self.requests) and self.results.sent[self.next] <= self.clock
 
     def _join(self, slot: int) -> None:
         self.slot[slot], request = self.next, self.next
         self.next += 1
-        self.served.joined[request] = self.clock
+        self.results.joined[request] = self.clock
         self.at[slot] = self.first_of[self.requests[request]]
         self.state = with_fresh(self.policy, self.state, slot)
 
@@ -191,31 +191,31 @@ class _Server:
         accepted = np.minimum(drafted, self.run_of[starts])
         produced = np.minimum(accepted + 1, self.left_of[starts])
         if self.policy.uses_history or self.policy.couples_rows:
-            judged = JudgedLengths(torch.from_numpy(accepted))
+            judged = VerifiedLengths(torch.from_numpy(accepted))
             self.state = self.policy.observe(Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
-        texts = self.requests[request[busy]]
-        contexts = self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]
+        sequences = self.requests[request[busy]]
+        contexts = self.prompt_tokens[sequences] + starts[busy] - self.first_of[sequences]
         context = float(contexts.mean() if self.load.drops == "always" else contexts.max())
         reading = self._reading(joined, int(drafted.max()) + 1)
         seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
         self.clock += reading + seconds
-        served, who = self.served, request[busy]
-        served.seconds[who] += seconds / len(who)
-        served.seconds[request[joined]] += reading / max(len(joined), 1)
-        served.forwards = (served.forwards[0] + int(calls.max()), served.forwards[1] + 1)
-        served.first[who] = np.where(served.tokens[who] == 0, self.clock, served.first[who])
-        served.tokens[who] += produced[busy]
-        served.rounds[who] += 1
-        served.num_drafted[who] += drafted[busy]
-        served.num_calls[who] += calls[busy]
+        results, who = self.results, request[busy]
+        results.seconds[who] += seconds / len(who)
+        results.seconds[request[joined]] += reading / max(len(joined), 1)
+        results.forwards = (results.forwards[0] + int(calls.max()), results.forwards[1] + 1)
+        results.first[who] = np.where(results.tokens[who] == 0, self.clock, results.first[who])
+        results.tokens[who] += produced[busy]
+        results.rounds[who] += 1
+        results.num_drafted[who] += drafted[busy]
+        results.num_calls[who] += calls[busy]
         self.at = np.where(busy, self.at + produced, self.at)
         for slot in np.flatnonzero(busy):
             if self.at[slot] >= self.first_of[self.requests[request[slot]] + 1]:
-                served.answered[request[slot]] = self.clock
+                results.answered[request[slot]] = self.clock
                 self.slot[slot] = -1
-                unsent = np.flatnonzero(np.isinf(served.sent))
+                unsent = np.flatnonzero(np.isinf(results.sent))
                 if len(unsent):  # the user's next request
-                    served.sent[unsent[0]] = self.clock
+                    results.sent[unsent[0]] = self.clock
 
     def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
         """Seconds of a round: the batch's draft forwards, and the target forward at the widest draft."""
@@ -232,8 +232,8 @@ class _Server:
         """
         if not joined:
             return 0.0
-        texts = self.requests[np.array(self.slot)[joined]]
-        rows, unread = len(self.slot), float(self.prompt_tokens[texts].max() - 1)
+        sequences = self.requests[np.array(self.slot)[joined]]
+        rows, unread = len(self.slot), float(self.prompt_tokens[sequences].max() - 1)
         seconds = 0.0
         for forward, own in ((self.costs.draft, 1), (self.costs.target, width))[0 if self.drafts else 1 :]:
             alone = len(joined) < rows

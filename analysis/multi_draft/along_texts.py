@@ -2,7 +2,7 @@
 
 Along target text, with p and q at every position: the mean acceptance of each rule with K candidates, the optimum of its
 scheme, the gap (Khisti et al., arXiv:2410.18234, Table 3, for any pair), and which tree to draft at given costs. At
-temperature 0 the candidates are the draft's K likeliest tokens (MCSD, arXiv:2401.06706, section 3). Files:
+temperature 0 the candidates are the draft's K most probable tokens (MCSD, arXiv:2401.06706, section 3). Files:
 
     sums, acceptance, alphabet, block_efficiency, advice  tables: see `analysis.multi_draft`
     acceptance.md     all of them as people read them
@@ -27,7 +27,7 @@ from analysis.tables.rows import check_comparable, labels, load_rows
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
-from toolkit.runs.stage import asked, finished_stage, open_stage
+from toolkit.runs.stage import finished_stage, open_stage, settings_hash
 from toolkit.runs.tracking import log_image, log_lines, log_table, wandb_run
 
 COSTS = ("cost_ratio", "node_cost", "target_seconds", "draft_seconds", "node_seconds")
@@ -50,7 +50,7 @@ def measure_acceptance(cfg: commands.Acceptance) -> Path:
     methods = list(dict.fromkeys(plain(cfg.methods)))
     if not methods:
         raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
-    digest = asked(
+    digest = settings_hash(
         "acceptance", cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods]
     )
     finished = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
@@ -58,11 +58,11 @@ def measure_acceptance(cfg: commands.Acceptance) -> Path:
         show_page(finished.folder / "acceptance.md")
         return finished.folder
     walk = _walk(cfg)
-    judges = [MethodRule.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
+    method_rules = [MethodRule.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
     stage = open_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     check_comparable([stage.folder, *map(Path, plain(cfg.join))])
     with tqdm(total=len(walk.source), desc="acceptance", unit="prompt") as bar:
-        own_sums = walk.run(judges, stage.folder / "parts", bar.update)
+        own_sums = walk.run(method_rules, stage.folder / "parts", bar.update)
     if own_sums.empty:
         raise InputError("acceptance: no prompt gave a text of at least one token")
     own_sums.insert(0, "dataset", _dataset(cfg))
@@ -75,7 +75,9 @@ def measure_acceptance(cfg: commands.Acceptance) -> Path:
     if cfg.alphabet:
         tables["alphabet"] = alphabet_table(walk, stage.folder / "parts")
     _publish(stage.folder, tables, cost, cfg)
-    return stage.finish(num_texts=own_sums.prompt.nunique(), num_positions=int(table.positions.max()), asked=digest)
+    return stage.finish(
+        num_texts=own_sums.prompt.nunique(), num_positions=int(table.positions.max()), **{"asked": digest}
+    )
 
 
 def _walk(cfg: commands.Acceptance) -> Walk:

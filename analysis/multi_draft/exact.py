@@ -36,15 +36,16 @@ def enumerate_rules(cfg: commands.Acceptance) -> Path:
     counts = sorted(set(plain(cfg.num_drafts)))
     if not counts or len(p) ** max(counts) > MOST:
         raise InputError(f"num_drafts: expected K of at least 1 with V^K up to {MOST:,} (V = {len(p)}), got {counts}")
-    judges = [MethodRule.of(name, plain(cfg.overrides)) for name in plain(cfg.methods)]
-    for judge in judges:
-        if judge.scheme not in SCHEMES:
+    method_rules = [MethodRule.of(name, plain(cfg.overrides)) for name in plain(cfg.methods)]
+    for method_rule in method_rules:
+        if method_rule.scheme not in SCHEMES:
             raise InputError(
-                f"methods: expected candidates of one draft ({', '.join(SCHEMES)}), got {judge.method} with {judge.scheme}"
+                f"methods: expected candidates of one draft ({', '.join(SCHEMES)}), got {method_rule.method} "
+                f"with {method_rule.scheme}"
             )
     stage = open_stage("acceptance", cfg, ignore=("track",))
     if not stage.finished:
-        table = pd.concat([enumerated(judges, p, q, count) for count in counts], ignore_index=True)
+        table = pd.concat([enumerated(method_rules, p, q, count) for count in counts], ignore_index=True)
         save_table(table, stage.folder, "exact")
         with wandb_run("exact", plain(cfg), stage.folder, track=cfg.track, name=" ".join(plain(cfg.methods))) as wandb:
             log_table(wandb, "exact/table", table)
@@ -54,19 +55,24 @@ def enumerate_rules(cfg: commands.Acceptance) -> Path:
     return stage.folder
 
 
-def enumerated(judges: Sequence[MethodRule], p: Tensor, q: Tensor, num_drafts: int) -> pd.DataFrame:
+def enumerated(method_rules: Sequence[MethodRule], p: Tensor, q: Tensor, num_drafts: int) -> pd.DataFrame:
     """The lines of one K, from p [V] and q [P, V]."""
     targets, frames = p.expand(len(q), -1), []
     rows = pd.DataFrame({f"q_{token + 1}": q[:, token].tolist() for token in range(q.shape[1])}).assign(K=num_drafts)
-    best = {judge.scheme: optimal_acceptances(targets, q, num_drafts, judge.scheme).tolist() for judge in judges}
-    for judge in judges:
-        emitted = emission(judge.rule, judge.scheme, targets, draft_distributions(q, num_drafts, judge.scheme))
+    best = {
+        method_rule.scheme: optimal_acceptances(targets, q, num_drafts, method_rule.scheme).tolist()
+        for method_rule in method_rules
+    }
+    for method_rule in method_rules:
+        emitted = emission(
+            method_rule.rule, method_rule.scheme, targets, draft_distributions(q, num_drafts, method_rule.scheme)
+        )
         columns = {
             "acceptance": emitted.accepted.tolist(),
             "drafted": emitted.drafted.tolist(),
-            "optimum": best[judge.scheme],
+            "optimum": best[method_rule.scheme],
         }
-        frames.append(rows.assign(method=judge.method, scheme=judge.scheme, **columns))
+        frames.append(rows.assign(method=method_rule.method, scheme=method_rule.scheme, **columns))
     for scheme, values in best.items():
         columns = {"acceptance": values, "drafted": values, "optimum": values}
         frames.append(rows.assign(method=OPTIMUM, scheme=scheme, **columns))

@@ -33,7 +33,7 @@ from toolkit.sampling import Sampling, row_generator
 from toolkit.verification import SelectionRule
 from toolkit.verification.base import acceptance
 from toolkit.verification.optimal import independent_bounds, optimal_acceptances
-from toolkit.verification.schemes import candidates, likeliest
+from toolkit.verification.schemes import candidates, most_probable
 
 MODELS = ("target", "draft")
 PART = 16  # prompts; an interruption loses at most one part's work
@@ -62,7 +62,7 @@ def expected_acceptance(
     for row in uniforms:
         # Candidates [N, K] of each position, how many are real [N], and what each was drawn from [N, K, V].
         if scheme == "top_k":
-            drawn, counts = likeliest(draft_probs, num_drafts)
+            drawn, counts = most_probable(draft_probs, num_drafts)
             distributions = torch.nn.functional.one_hot(drawn, draft_probs.shape[-1])
         else:
             drawn, counts = candidates(scheme, draft_probs, row)
@@ -90,10 +90,10 @@ def spread_uniforms(shape: tuple[int, int, int], generator: torch.Generator, dty
 def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: str) -> Tensor:
     """`optimal_acceptances` [N]; of independent candidates with different distributions an upper bound.
 
-    Without replacement, K > 2: q's unlikeliest tokens are left out, each a candidate with probability below TOLERANCE.
+    Without replacement, K > 2: q's least probable tokens are left out, each a candidate with probability below TOLERANCE.
     """
     if scheme == "top_k":
-        tokens, counts = likeliest(draft_probs, num_drafts)
+        tokens, counts = most_probable(draft_probs, num_drafts)
         real = torch.arange(num_drafts, device=tokens.device) < counts.unsqueeze(-1)
         return (target_probs.gather(-1, tokens) * real).sum(-1, dtype=torch.float64)
     if scheme == "independent":
@@ -143,9 +143,9 @@ class MethodRule:
     def of(
         cls, method: str, overrides: Sequence[str] = (), sampling: Sampling | None = None, num_drafts: int = 1
     ) -> MethodRule:
-        """The judge of a method of conf/method/ at these settings, as it decodes with `num_drafts` draft models.
+        """The method_rule of a method of conf/method/ at these settings, as it decodes with `num_drafts` draft models.
 
-        At temperature 0 that is `mcsd_naive` with the draft's likeliest tokens, whatever the method (`Method.at`).
+        At temperature 0 that is `mcsd_naive` with the draft's most probable tokens, whatever the method (`Method.at`).
         Raises InputError if the method does not choose among candidates.
         """
         settings = config.plain(config.method_config(method, overrides))
@@ -213,31 +213,37 @@ class Walk:
             raise InputError("num_drafts: expected positive integers, got []")
         check_texts(self.pair, [text for text in self.source if isinstance(text, TargetText)])
 
-    def run(self, judges: Sequence[MethodRule], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
+    def run(self, method_rules: Sequence[MethodRule], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
         """One row per method, prompt and K: `method`, `scheme`, `prompt`, `K`, `positions` and SUMS."""
-        models = max(judge.num_models for judge in judges)
+        models = max(method_rule.num_models for method_rule in method_rules)
         frames = []
         for first in range(0, len(self.source), PART):
             part, digest = self.source[first : first + PART], self._about(first, models)
-            paths = {judge: folder / f"{judge.method}-{judge.key}-{first:06d}-{digest}.parquet" for judge in judges}
-            stored = {judge: _read(path) for judge, path in paths.items()}
-            missing = [judge for judge, frame in stored.items() if frame is None]
+            paths = {
+                method_rule: folder / f"{method_rule.method}-{method_rule.key}-{first:06d}-{digest}.parquet"
+                for method_rule in method_rules
+            }
+            stored = {method_rule: _read(path) for method_rule, path in paths.items()}
+            missing = [method_rule for method_rule, frame in stored.items() if frame is None]
             fresh = {}
             if missing:
-                texts = self._texts(first, folder / f"texts-{first:06d}-{digest}.parquet")
-                fresh = self._score(texts, first, missing)
-            for judge, frame in fresh.items():
-                write_parquet(frame, paths[judge])
-            done = {judge: frame for judge, frame in stored.items() if frame is not None} | fresh
-            frames += [done[judge].assign(method=judge.method, scheme=judge.scheme) for judge in judges]
+                sequences = self._texts(first, folder / f"texts-{first:06d}-{digest}.parquet")
+                fresh = self._score(sequences, first, missing)
+            for method_rule, frame in fresh.items():
+                write_parquet(frame, paths[method_rule])
+            done = {method_rule: frame for method_rule, frame in stored.items() if frame is not None} | fresh
+            frames += [
+                done[method_rule].assign(method=method_rule.method, scheme=method_rule.scheme)
+                for method_rule in method_rules
+            ]
             on_part(len(part))
         return pd.concat(frames, ignore_index=True)
 
     def readings(self, folder: Path) -> Iterator[Reading]:
         """What target and first draft say at the positions of one text after another; `folder` as in `run`, afterwards."""
         for first in range(0, len(self.source), PART):
-            texts = self._texts(first, folder / f"texts-{first:06d}-{self._about(first, 1)}.parquet")
-            for _, _, reading in self._read(texts, first, 1):
+            sequences = self._texts(first, folder / f"texts-{first:06d}-{self._about(first, 1)}.parquet")
+            for _, _, reading in self._read(sequences, first, 1):
                 yield reading
 
     def _about(self, first: int, models: int) -> str:
@@ -271,23 +277,25 @@ class Walk:
         ]
 
     def _score(
-        self, texts: Sequence[TargetText], first: int, judges: Sequence[MethodRule]
+        self, sequences: Sequence[TargetText], first: int, method_rules: Sequence[MethodRule]
     ) -> dict[MethodRule, pd.DataFrame]:
-        rows: dict[MethodRule, list[dict[str, Any]]] = {judge: [] for judge in judges}
-        for text, generator, reading in self._read(texts, first, max(judge.num_models for judge in judges)):
+        rows: dict[MethodRule, list[dict[str, Any]]] = {method_rule: [] for method_rule in method_rules}
+        for text, generator, reading in self._read(
+            sequences, first, max(method_rule.num_models for method_rule in method_rules)
+        ):
             p = reading.target_probs
             uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
-            for judge, sums in self._judge(judges, reading, uniforms.to(p.device)):
-                rows[judge].append({"prompt": text.prompt, "positions": len(p), **sums})
+            for method_rule, sums in self._sums(method_rules, reading, uniforms.to(p.device)):
+                rows[method_rule].append({"prompt": text.prompt, "positions": len(p), **sums})
         columns = ["prompt", "positions", "K", *SUMS]
-        return {judge: pd.DataFrame(lines, columns=columns) for judge, lines in rows.items()}
+        return {method_rule: pd.DataFrame(lines, columns=columns) for method_rule, lines in rows.items()}
 
     def _read(
-        self, texts: Sequence[TargetText], first: int, models: int
+        self, sequences: Sequence[TargetText], first: int, models: int
     ) -> Iterator[tuple[TargetText, torch.Generator, Reading]]:
         """Each text of a part with its random stream and what the models say at its positions."""
-        for start in range(0, len(texts), self.batch_size):
-            batch = texts[start : start + self.batch_size]
+        for start in range(0, len(sequences), self.batch_size):
+            batch = sequences[start : start + self.batch_size]
             generators = [row_generator(self.seed, first + start + row) for row in range(len(batch))]
             chosen = []  # positions, drawn without replacement, in order
             for text, generator in zip(batch, generators, strict=True):
@@ -300,21 +308,21 @@ class Walk:
                 batch, generators, readings_along(self.pair, ids, self.sampling, chosen, models), strict=True
             )
 
-    def _judge(self, judges: Sequence[MethodRule], reading: Reading, uniforms: Tensor) -> Any:
-        """(judge, K and sums over the positions) for every judge and K; uniforms [R, N, most K]."""
+    def _sums(self, method_rules: Sequence[MethodRule], reading: Reading, uniforms: Tensor) -> Any:
+        """(method_rule, K and sums over the positions) for every method_rule and K; uniforms [R, N, most K]."""
         p = reading.target_probs
         for num_drafts in self.num_drafts:
             best: dict[Any, float] = {}
-            for judge in judges:
-                q = judge.draft_side(reading, self.draft_temperature, num_drafts)
-                drawn_so = (judge.scheme, judge.sources)
+            for method_rule in method_rules:
+                q = method_rule.draft_side(reading, self.draft_temperature, num_drafts)
+                drawn_so = (method_rule.scheme, method_rule.sources)
                 if drawn_so not in best:
-                    total = optima(p, q, num_drafts, judge.scheme).sum() if self.optimum else float("nan")
+                    total = optima(p, q, num_drafts, method_rule.scheme).sum() if self.optimum else float("nan")
                     best[drawn_so] = float(total)
-                expected = expected_acceptance(judge.rule, judge.scheme, p, q, uniforms[..., :num_drafts])
+                expected = expected_acceptance(method_rule.rule, method_rule.scheme, p, q, uniforms[..., :num_drafts])
                 accepted, drafted = float(expected.accepted.sum()), float(expected.drafted.sum())
                 sums = {"K": num_drafts, "accepted": accepted, "drafted": drafted, "optimum": best[drawn_so]}
-                yield judge, sums
+                yield method_rule, sums
 
 
 def alphabet_table(walk: Walk, folder: Path) -> pd.DataFrame:
@@ -336,9 +344,9 @@ def alphabet_sizes(probs: Tensor) -> Tensor:
     return torch.count_nonzero(probs, dim=-1)
 
 
-def check_texts(pair: ModelPair, texts: Sequence[TargetText]) -> None:
+def check_texts(pair: ModelPair, sequences: Sequence[TargetText]) -> None:
     """Raises InputError if the pair cannot read a text."""
-    for text in texts:
+    for text in sequences:
         ids = [*text.prompt_ids, *text.token_ids]
         if len(ids) > pair.max_length:
             raise InputError(f"text {text.prompt}: {len(ids)} tokens exceed {pair.context}")

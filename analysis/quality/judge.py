@@ -128,7 +128,7 @@ class Reply:
     by: str = ""
 
 
-class RemoteJudge(Endpoint):
+class RemoteLLMJudge(Endpoint):
     """A chat completions endpoint. keys: its model, limits, and keys of every request, of which null takes one out."""
 
     path, name = "/chat/completions", "the judge"
@@ -148,7 +148,7 @@ class RemoteJudge(Endpoint):
     def ask(self, questions: Sequence[str]) -> Iterator[tuple[str, Reply]]:
         """Several at once, as they are answered. Raises InputError for a wrong address or key, or a judge that is silent."""
         hint = "run the judge again when it answers (kept=FOLDER keeps the answers so far)"
-        for question, reply, _ in answers([self], questions, RemoteJudge._reply, 1, lambda _: None, hint):
+        for question, reply, _ in answers([self], questions, RemoteLLMJudge._reply, 1, lambda _: None, hint):
             yield question, Reply(None, str(reply)) if isinstance(reply, Exception) else reply
 
     def _reply(self, question: str) -> Reply:
@@ -166,7 +166,7 @@ class RemoteJudge(Endpoint):
         )
 
 
-class LocalJudge:
+class LocalLLMJudge:
     """A checkpoint folder or a name of the hub. A tokenizer without a chat template is given the question as it is."""
 
     def __init__(
@@ -272,15 +272,15 @@ class Judge(Metric):
         check_ranges(self, "judge.")
         self.template = Template.named(template)
         self.kept = None if kept is None else Path(kept)
-        self.judge: LocalJudge | RemoteJudge
+        self.judge: LocalLLMJudge | RemoteLLMJudge
         if base_url is None:
-            self.judge = LocalJudge(str(model), revision, dtype, device, batch_size, max_tokens)
+            self.judge = LocalLLMJudge(str(model), revision, dtype, device, batch_size, max_tokens)
         else:
             keys = EndpointKeys(
                 model=str(model), key_variable=key_variable, concurrency=workers, seconds=seconds, attempts=retries + 1,
                 backoff=backoff, request={"max_tokens": max_tokens, **(request or {})},
             )  # fmt: skip
-            self.judge = RemoteJudge(base_url, keys)
+            self.judge = RemoteLLMJudge(base_url, keys)
         self._replies: dict[str, Reply] = {}  # one per question and answer: equal texts have equal ratings
         self._num_kept = 0
         self._say()

@@ -48,7 +48,7 @@ def fit_copies(cfg: commands.Heads) -> Path:
         estimator.save(stage.folder / FILE)
         save_table(scores(estimator, *parts[0], *parts[1]), stage.folder, "scores")
         stage.finish(
-            texts=[len(fitted), len(held_out)],
+            sequences=[len(fitted), len(held_out)],
             tokens=[sum(len(produced) for _, produced in part) for part in (fitted, held_out)],
             copied_tokens=[len(labels) for _, labels in parts],
             seconds=perf_counter() - started,
@@ -66,13 +66,13 @@ def fit_copies(cfg: commands.Heads) -> Path:
 def split(rows: list[dict[str, Any]], share: float, seed: int) -> tuple[list[Text], list[Text]]:
     """Texts to fit to, and those that are held out. Raises InputError where one part would be empty."""
     order = np.random.default_rng(seed).permutation(len(rows))
-    texts = [(rows[number]["prompt_ids"], rows[number]["token_ids"]) for number in order]
-    count = round(share * len(texts))
-    if not 0 < count < len(texts):
+    sequences = [(rows[number]["prompt_ids"], rows[number]["token_ids"]) for number in order]
+    count = round(share * len(sequences))
+    if not 0 < count < len(sequences):
         raise InputError(
-            f"copies: expected texts to fit to and some to hold out (dev_share={share:g}), got {len(texts)}"
+            f"copies: expected texts to fit to and some to hold out (dev_share={share:g}), got {len(sequences)}"
         )
-    return texts[count:], texts[:count]
+    return sequences[count:], sequences[:count]
 
 
 def scores(estimator: MatchEstimator, inputs: Tensor, labels: Tensor, others: Tensor, truth: Tensor) -> pd.DataFrame:
@@ -95,7 +95,7 @@ def scores(estimator: MatchEstimator, inputs: Tensor, labels: Tensor, others: Te
     return pd.DataFrame(lines)
 
 
-def _check_apart(proposer: SuffixProposer, texts: list[Text]) -> None:
+def _check_apart(proposer: SuffixProposer, sequences: list[Text]) -> None:
     """Raises InputError if texts are among the earlier responses: they would be copied from themselves.
 
     Answers of a few tokens may be given twice.
@@ -103,10 +103,10 @@ def _check_apart(proposer: SuffixProposer, texts: list[Text]) -> None:
     earlier = ",".join(map(str, [BETWEEN, *proposer.earlier.tolist(), BETWEEN]))
     inside = sum(
         len(produced) >= LONG and f"{BETWEEN},{','.join(map(str, produced))},{BETWEEN}" in earlier
-        for _, produced in texts
+        for _, produced in sequences
     )
     if inside:
         raise InputError(
-            f"earlier: {inside} of {len(texts)} texts of `copies` are among them and would be copied from themselves; "
+            f"earlier: {inside} of {len(sequences)} texts of `copies` are among them and would be copied from themselves; "
             "expected responses to other prompts"
         )

@@ -59,18 +59,18 @@ def compare_drafts(cfg: commands.Heads) -> Path:
         raise InputError(
             "vocabularies: expected frequencies=[FOLDER,...] of data_gen.responses, whose tokens are counted"
         )
-    texts = {domain: read_responses(folder, same_ends=True) for domain, folder in folders.items()}
+    sequences = {domain: read_responses(folder, same_ends=True) for domain, folder in folders.items()}
     dev = None if cfg.dev is None else read_responses(cfg.dev, same_ends=True)
     counted = read_responses(plain(cfg.frequencies)) if any(cfg.vocabularies) else None
-    read = [responses for responses in (*texts.values(), counted, dev) if responses is not None]
+    read = [responses for responses in (*sequences.values(), counted, dev) if responses is not None]
     inputs = [path for responses in read for path in responses.inputs]
     stage = open_stage("heads", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
         alone: ModelPair = instantiate(cfg.pair, draft=None)
-        for responses in (*texts.values(), *([counted] if counted else [])):
+        for responses in (*sequences.values(), *([counted] if counted else [])):
             check_vocabulary(responses, alone.vocab_size)
         candidates = _candidates(cfg, drafts, alone, counted)
-        table = _measured(cfg, candidates, alone, texts, dev)
+        table = _measured(cfg, candidates, alone, sequences, dev)
         save_table(table, stage.folder, "drafts")
         write_text(stage.folder / "drafts.md", markdown(readable(table)) + "\n")
         if cfg.measured:
@@ -95,7 +95,7 @@ def _candidates(
     cfg: commands.Heads, drafts: dict[str, str], alone: ModelPair, counted: TargetResponses | None
 ) -> dict[str, ModelPair]:
     """The target with every draft and every reduction of it, by name."""
-    texts = [(row["prompt_ids"], row["token_ids"]) for row in counted.rows] if counted else []
+    sequences = [(row["prompt_ids"], row["token_ids"]) for row in counted.rows] if counted else []
     candidates = {}
     for name, source in drafts.items():
         unshared = unshared_tokens(alone.tokenizer, load_tokenizer(source), f"draft {source}")
@@ -107,7 +107,7 @@ def _candidates(
                 if count >= len(tokens):
                     continue
                 ends = alone.end_ids or ()
-                reduce_vocabulary(draft, most_frequent(texts, count, tokens, ends), ends)
+                reduce_vocabulary(draft, most_frequent(sequences, count, tokens, ends), ends)
             label = name if count is None else f"{name}, V'={count:,}"
             candidates[label] = replace(alone, draft=None, drafts=[draft], unshared=tuple(unshared))
     return candidates
@@ -117,7 +117,7 @@ def _measured(
     cfg: commands.Heads,
     candidates: dict[str, ModelPair],
     alone: ModelPair,
-    texts: dict[str, TargetResponses],
+    sequences: dict[str, TargetResponses],
     dev: TargetResponses | None,
 ) -> pd.DataFrame:
     """One line per draft and domain."""
@@ -130,14 +130,14 @@ def _measured(
         costs = measure(side_by_side, 1, widths, [CONTEXT], REPEATS)
     lines: list[dict[str, Any]] = []
     first: dict[str, Array] = {}
-    total = len(candidates) * sum(min(len(responses.rows), cfg.limit or NO_LIMIT) for responses in texts.values())
+    total = len(candidates) * sum(min(len(responses.rows), cfg.limit or NO_LIMIT) for responses in sequences.values())
     with tqdm(total=total, desc="drafts", unit="text") as bar:
         for (name, pair), cost in zip(candidates.items(), costs, strict=True):
             vocabulary = kept_tokens(pair.draft)
             chosen = (
                 None if dev is None else best_length(*replayed(pair, _fitting(pair, dev, cfg.limit), cfg, cost)[:2])
             )
-            for domain, responses in texts.items():
+            for domain, responses in sequences.items():
                 fitting = _fitting(pair, responses, cfg.limit)
                 rows = fitting.rows
                 best, parts = text_parts(pair, fitting, cfg, cost, chosen)
@@ -164,11 +164,11 @@ def text_parts(
 
     chosen  that K, if other texts have decided it
     """
-    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
+    sequences = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
     generated, cost, accepted = replayed(pair, responses, cfg, costs)
     best = chosen or best_length(generated, cost)
     parts = [
-        *alphas(pair, texts, responses, cfg.batch_size),
+        *alphas(pair, sequences, responses, cfg.batch_size),
         accepted @ np.arange(accepted.shape[1]),
         accepted.sum(1),
         generated[best],
@@ -183,11 +183,11 @@ def replayed(
     """By fixed K the tokens that are generated of each text [n], and what they cost [n]; by the tokens accepted, the rounds of
     `depth` drafted ones [n, depth + 1].
     """
-    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
+    sequences = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
     played = []
     for replicate in range(cfg.replicates):
         recorder = Recorder(pair, responses.sampling, cfg.max_drafted, replicate=replicate)
-        played.append(fixed(recorder.record_all(texts, range(len(texts)), cfg.batch_size)))
+        played.append(fixed(recorder.record_all(sequences, range(len(sequences)), cfg.batch_size)))
     counts = {k: np.sum([replay[k].per_text for replay in played], axis=0) for k in played[0]}
     drafts, targets = COUNTS.index("num_draft_calls"), COUNTS.index("num_target_calls")
     c, single = costs.draft(CONTEXT) / costs.target(1, CONTEXT), costs.target(1, CONTEXT)
@@ -204,13 +204,15 @@ def best_length(generated: dict[int, Array], cost: dict[int, Array]) -> int:
     return max((k for k in generated if k), key=lambda k: generated[k].sum() / cost[k].sum())
 
 
-def alphas(pair: ModelPair, texts: Sequence[Text], responses: TargetResponses, batch_size: int) -> tuple[Array, Array]:
+def alphas(
+    pair: ModelPair, sequences: Sequence[Text], responses: TargetResponses, batch_size: int
+) -> tuple[Array, Array]:
     """Sum of alpha over each text's tokens [n], and how many those are [n]."""
     sums = []
-    for first in range(0, len(texts), batch_size):
-        distributions = distributions_along(pair, texts[first : first + batch_size], responses.sampling)
+    for first in range(0, len(sequences), batch_size):
+        distributions = distributions_along(pair, sequences[first : first + batch_size], responses.sampling)
         sums += [float(p.minimum(q).double().sum()) for p, q in distributions]
-    return np.array(sums), np.array([float(len(produced)) for _, produced in texts])
+    return np.array(sums), np.array([float(len(produced)) for _, produced in sequences])
 
 
 def figures(parts: Array, base: Array, bootstrap: Bootstrap) -> dict[str, float]:
@@ -238,7 +240,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
         if name == "throughput":
             columns["best K"] = table["best K"]
         for column in (name, f"{name} gain"):
-            ends = zip(table[column], table[f"{column}_low"], table[f"{column}_high"], table.texts, strict=True)
+            ends = zip(table[column], table[f"{column}_low"], table[f"{column}_high"], table.sequences, strict=True)
             columns[column] = [with_interval(*numbers) for numbers in ends]
         columns.loc[table.draft == table.draft.iloc[0], f"{name} gain"] = ""
     return columns

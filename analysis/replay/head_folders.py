@@ -33,7 +33,7 @@ from toolkit.training.export import HEAD
 
 
 @dataclass(frozen=True)
-class Contender:
+class CandidateHead:
     """One head.
 
     name      folder and weights, as a reader tells heads apart
@@ -76,7 +76,7 @@ class Contender:
         return trace if self.recorded else with_logits(trace, {self.head.key: scorer_with(self.head, draft, "cpu")})
 
 
-def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> list[Contender]:
+def find_heads(folders: Sequence[str | Path], traces: Sequence[Path]) -> list[CandidateHead]:
     """Every head in `folders` (or below them, in head/; of toolkit.train_heads, all of its heads).
 
     Raises InputError unless all can be replayed on all traces.
@@ -84,17 +84,17 @@ def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> li
     if not folders or isinstance(folders, str):
         raise InputError(f"heads: expected folders of heads, heads=[FOLDER,...], got {folders or 'none'}")
     summaries = [read_json(folder / SUMMARY) for folder in traces]
-    contenders: dict[tuple[str, str], Contender] = {}
+    candidates: dict[tuple[str, str], CandidateHead] = {}
     for path in [path for folder in folders for path in side_by_side(Path(folder))]:
         folder = inside(path)
         digest = head_hash(folder)
         for kind in [kind for kind, head in KINDS.items() if head.is_in(folder)]:
-            if (digest, kind) in contenders:
+            if (digest, kind) in candidates:
                 raise InputError(
-                    f"heads: {path} holds the same head as {contenders[digest, kind].folder}; give it once"
+                    f"heads: {path} holds the same head as {candidates[digest, kind].folder}; give it once"
                 )
-            contenders[digest, kind] = _contender(Path(path), folder, kind, digest, traces, summaries)
-    return list(contenders.values())
+            candidates[digest, kind] = _candidate(Path(path), folder, kind, digest, traces, summaries)
+    return list(candidates.values())
 
 
 def side_by_side(folder: Path) -> list[Path]:
@@ -103,9 +103,9 @@ def side_by_side(folder: Path) -> list[Path]:
     return [folder / name for name in manifest["heads"]] if manifest.get("stage") == "train_heads" else [folder]
 
 
-def _contender(
+def _candidate(
     path: Path, folder: Path, kind: str, digest: str, traces: Sequence[Path], summaries: Sequence[Mapping[str, Any]]
-) -> Contender:
+) -> CandidateHead:
     head, card = loaded(folder, kind)
     for recording, summary in zip(traces, summaries, strict=True):
         check_final_states(summary, recording)
@@ -128,7 +128,7 @@ def _contender(
         )
     short = path.resolve().parent.name if path.resolve().name == HEAD else path.resolve().name
     name = f"{short}@{digest[:6]}" + (" (pre-read)" if kind == "preread" else "")
-    return Contender(name, kind, folder, head, card, recorded)
+    return CandidateHead(name, kind, folder, head, card, recorded)
 
 
 def threshold_policy(head: Any, corrected: bool) -> Rate | Survival:

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.replay.head_folders import Contender, find_contenders, threshold_policy
+from analysis.replay.head_folders import CandidateHead, find_heads, threshold_policy
 from analysis.replay.head_scores import head_scores
 from analysis.tables.bootstrap import Bootstrap, spread_name
 from analysis.tables.files import markdown, read_table, save_table, show
@@ -42,7 +42,7 @@ SHOWN = ("throughput", "gain", "discard_rate", "verification_rate")
 
 
 @dataclass(frozen=True)
-class Texts:
+class Sequences:
     """Some texts of a trace: chosen [T]."""
 
     trace: Trace
@@ -62,19 +62,19 @@ def compare_heads(cfg: commands.Heads) -> Path:
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     folders = [Path(str(folder)) for folder in (cfg.traces, *([cfg.dev] if cfg.dev is not None else []))]
     traces = [read_traces(folder) for folder in folders]
-    contenders = find_contenders(plain(cfg.heads), folders)
-    files = [*(folder / SUMMARY for folder in folders), *(path for contender in contenders for path in contender.files)]
+    candidates = find_heads(plain(cfg.heads), folders)
+    files = [*(folder / SUMMARY for folder in folders), *(path for candidate in candidates for path in candidate.files)]
     stage = open_stage("heads", cfg, inputs=files, ignore=("track",))
     fresh = not stage.finished
     if fresh:
         dev, test = _parts(folders, traces, cfg.dev_share, cfg.seed)
-        draft = instantiate(cfg.draft) if any(contender.needs_draft for contender in contenders) else None
+        draft = instantiate(cfg.draft) if any(candidate.needs_draft for candidate in candidates) else None
         base, curve = _fixed(dev, test, cfg.cost_ratio)
         best = curve[curve.chosen].iloc[0][["setting", "dev_throughput"]]
         lines = [{"head": FIXED, **best, **_worth(base, base, cfg.cost_ratio, bootstrap)}]
         curves = [curve]
-        for contender in contenders:
-            line, curve = _study(contender, draft, dev, test, base, cfg, bootstrap)
+        for candidate in candidates:
+            line, curve = _study(candidate, draft, dev, test, base, cfg, bootstrap)
             lines.append(line)
             curves.append(curve)
         facts = {"texts": len(base), "cost_ratio": cfg.cost_ratio, **vars(bootstrap)}
@@ -82,19 +82,19 @@ def compare_heads(cfg: commands.Heads) -> Path:
         save_table(pd.concat(curves, ignore_index=True), stage.folder, "thresholds")
     table = read_table(stage.folder, "heads")
     title = (
-        f"{table.texts.iloc[0]} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} "
-        f"tokens a round (pre-read heads: {PREREAD_SHORTEST}), {spread_name(table.texts.iloc[0], cfg.confidence)}"
+        f"{table.sequences.iloc[0]} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} "
+        f"tokens a round (pre-read heads: {PREREAD_SHORTEST}), {spread_name(table.sequences.iloc[0], cfg.confidence)}"
     )
     figure = plots.pareto(read_table(stage.folder, "thresholds"), stage.folder / "pareto.png", "heads, replayed")
     results = readable(table)
     save_table(results, stage.folder, "results")
     write_text(stage.folder / "heads.md", f"# Heads\n\n{title}\n\n{markdown(results)}\n\n![heads]({figure.name})\n")
     if fresh:
-        read, name = [*folders, *plain(cfg.heads)], f"c={cfg.cost_ratio:g} {len(contenders)} heads"
+        read, name = [*folders, *plain(cfg.heads)], f"c={cfg.cost_ratio:g} {len(candidates)} heads"
         with wandb_run("heads", plain(cfg), stage.folder, track=cfg.track, name=name, inputs=read) as wandb:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
-        stage.finish(heads=[contender.name for contender in contenders], num_texts=len(base))
+        stage.finish(heads=[candidate.name for candidate in candidates], num_texts=len(base))
     first = ("head", "throughput", f"over {FIXED}", "AUROC", "binary KL", "setting")
     show(results, title, stage.folder / "heads.md", first)
     return stage.folder
@@ -117,26 +117,32 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _study(
-    contender: Contender, draft: Any, dev: Texts, test: Texts, base: Array, cfg: commands.Heads, bootstrap: Bootstrap
+    candidate: CandidateHead,
+    draft: Any,
+    dev: Sequences,
+    test: Sequences,
+    base: Array,
+    cfg: commands.Heads,
+    bootstrap: Bootstrap,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """A head's line, and its curve over thresholds. The threshold is the best on dev, all numbers are of test."""
     thresholds, cost_ratio = [float(h) for h in cfg.thresholds], cfg.cost_ratio
-    scored = {id(part.trace): contender.scored(part.trace, draft) for part in (dev, test)}
-    policy = threshold_policy(contender.head, cfg.corrected)
+    scored = {id(part.trace): candidate.scored(part.trace, draft) for part in (dev, test)}
+    policy = threshold_policy(candidate.head, cfg.corrected)
     levels = [1 - h for h in thresholds]
-    shortest = PREREAD_SHORTEST if contender.kind == "preread" else cfg.min_drafted
+    shortest = PREREAD_SHORTEST if candidate.kind == "preread" else cfg.min_drafted
     sweeps = {key: sweep_levels(trace, policy, levels, shortest) for key, trace in scored.items()}
     parts = ((part, sweeps[id(part.trace)]) for part in (test, dev))  # to counts [thresholds, texts, counts]
     mine, theirs = (np.stack([part.counts(replayed) for replayed in sweep]) for part, sweep in parts)
     on_dev = throughput(theirs.sum(1), cost_ratio)
     best = int(on_dev.argmax())
     line = {
-        "head": contender.name, **contender.settings, "setting": f"h={thresholds[best]:g}", "dev_throughput": on_dev[best],
-        **head_scores(scored[id(test.trace)], test.chosen, contender.head, bootstrap),
+        "head": candidate.name, **candidate.settings, "setting": f"h={thresholds[best]:g}", "dev_throughput": on_dev[best],
+        **head_scores(scored[id(test.trace)], test.chosen, candidate.head, bootstrap),
         **_worth(mine[best], base, cost_ratio, bootstrap),
     }  # fmt: skip
-    curve = _curve(contender.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
-    trained = {name: contender.settings[name] for name in ("depth", "w_rej")}
+    curve = _curve(candidate.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
+    trained = {name: candidate.settings[name] for name in ("depth", "w_rej")}
     return line, curve.assign(threshold=list(thresholds), **trained)
 
 
@@ -169,7 +175,7 @@ def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) 
     return bootstrap.figures(np.concatenate([counts, base], 1), rates)
 
 
-def _fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[Array, pd.DataFrame]:
+def _fixed(dev: Sequences, test: Sequences, cost_ratio: float) -> tuple[Array, pd.DataFrame]:
     here, there = (bounds.fixed(part.trace) for part in (dev, test))
     lengths = [k for k in here if k and k in there]
     on_dev = np.array([float(throughput(dev.counts(here[k]).sum(0), cost_ratio)) for k in lengths])
@@ -177,7 +183,9 @@ def _fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[Array, pd.DataFr
     return mine[int(on_dev.argmax())], _curve(FIXED, [f"K={k}" for k in lengths], mine, on_dev, cost_ratio)
 
 
-def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, seed: int) -> tuple[Texts, Texts]:
+def _parts(
+    folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, seed: int
+) -> tuple[Sequences, Sequences]:
     """The texts thresholds are chosen on, and those that are reported. Raises InputError if one side has none."""
     if len(traces) == 2:
         test_summary, dev_summary = (read_json(folder / SUMMARY) for folder in folders)
@@ -189,7 +197,7 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
             if seedless[0] != seedless[1]:
                 raise InputError(f"dev and traces differ in {name}: {sides[0]} and {sides[1]}")
         test, dev = traces
-        return Texts(dev, np.ones(dev.num_texts, dtype=bool)), Texts(test, np.ones(test.num_texts, dtype=bool))
+        return Sequences(dev, np.ones(dev.num_texts, dtype=bool)), Sequences(test, np.ones(test.num_texts, dtype=bool))
     (trace,) = traces
     size = round(dev_share * trace.num_texts)
     if not 0 < size < trace.num_texts:
@@ -199,4 +207,4 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
         )
     chosen = np.zeros(trace.num_texts, dtype=bool)
     chosen[np.random.default_rng(seed).permutation(trace.num_texts)[:size]] = True
-    return Texts(trace, chosen), Texts(trace, ~chosen)
+    return Sequences(trace, chosen), Sequences(trace, ~chosen)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.replay.head_folders import find_contenders, threshold_policy
+from analysis.replay.head_folders import find_heads, threshold_policy
 from analysis.tables.files import markdown, save_table, show, show_page
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
@@ -39,14 +39,14 @@ def solve_prices(cfg: commands.Timing) -> Path:
         raise InputError(f"cost_ratios: expected a list of numbers above 0, got {ratios}")
     folder = Path(str(cfg.traces))
     trace = read_traces(folder)
-    contenders = find_contenders([cfg.head], [folder])
-    contender = next((head for head in contenders if head.kind == "preread"), contenders[0])
-    stage = open_stage("timing", cfg, inputs=[folder / SUMMARY, *contender.files])
+    candidates = find_heads([cfg.head], [folder])
+    candidate = next((head for head in candidates if head.kind == "preread"), candidates[0])
+    stage = open_stage("timing", cfg, inputs=[folder / SUMMARY, *candidate.files])
     if stage.finished:
         show_page(stage.folder / "prices.md")
         return stage.folder
-    scored = contender.scored(trace, instantiate(cfg.draft) if contender.needs_draft else None)
-    policy = threshold_policy(contender.head, corrected=True)
+    scored = candidate.scored(trace, instantiate(cfg.draft) if candidate.needs_draft else None)
+    policy = threshold_policy(candidate.head, corrected=True)
     lines = []
     for c in ratios:
         solved = bounds.solve_policy(scored, policy, c, cfg.min_drafted)
@@ -54,13 +54,13 @@ def solve_prices(cfg: commands.Timing) -> Path:
         line = {"c": c, "lambda": solved.price, "lambda c": solved.price * c, "tokens per target time": solved.rate}
         line |= {"rounds at the bound": solved.replayed.lengths[-1] / solved.replayed.lengths.sum()}
         line |= {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}
-        lines.append({**line, "override": _override(contender.head, c, solved.price)})
+        lines.append({**line, "override": _override(candidate.head, c, solved.price)})
     table = pd.DataFrame(lines)
     save_table(table, stage.folder, "prices")
-    title, rounded = f"{contender.name} on {trace.num_texts} texts of {folder.name}", table.round(4)
+    title, rounded = f"{candidate.name} on {trace.num_texts} texts of {folder.name}", table.round(4)
     show(rounded, title, stage.folder / "prices.csv", ("c", "lambda", "override"))
     write_text(stage.folder / "prices.md", f"# Prices\n\n{title}\n\n{markdown(rounded)}\n")
-    return stage.finish(texts=trace.num_texts)
+    return stage.finish(sequences=trace.num_texts)
 
 
 def _override(head: Any, cost_ratio: float, price: float) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.figures.method_styles import look, setting_name, short
 from analysis.figures.plots import highlighted
-from analysis.tables.grid import PLAIN, YARDSTICKS
+from analysis.tables.grid import PLAIN, REFERENCES
 from analysis.tables.rows import COUNTS
 from analysis.tables.selection import undominated
 
@@ -39,7 +39,7 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     data["x"], data["y"] = data.verification_rate, data.discard_rate
     keep = [name for name in ("throughput", "prompts", *COUNTS) if name in data]
     data = data[["method", "name", "bare", "head", "x", "y", "undominated", "joined", *keep]]
-    picked = [{"name": short(method)} for method in [*highlighted(data), *YARDSTICKS] if method in set(data.method)]
+    picked = [{"name": short(method)} for method in [*highlighted(data), *REFERENCES] if method in set(data.method)]
     chosen = alt.selection_point(fields=["name"], bind="legend", value=picked, name="methods")
     tips = [alt.Tooltip("name", title="method"), alt.Tooltip("bare", title="setting"), alt.Tooltip("head")]
     titles = {"x": "verification rate", "y": "discard rate"}

@@ -23,7 +23,7 @@ from analysis.tables.bootstrap import ENOUGH, Bootstrap, Scale
 from analysis.tables.files import markdown, with_interval
 from analysis.tables.grid import Setting
 from analysis.tables.rows import COUNTS, Array, one_kind
-from analysis.tables.workbench import Workbench
+from analysis.tables.sweep_context import SweepContext
 from toolkit import metrics as forwards
 from toolkit.costs.energy import Energy
 from toolkit.errors import InputError
@@ -45,7 +45,7 @@ def group_rows(
     parts: Sequence[Mapping[str, Any]],
     settings: Sequence[Setting],
     groups: Sequence[range],
-    bench: Workbench,
+    context: SweepContext,
     metrics: Mapping[str, Metric],
 ) -> tuple[pd.DataFrame, pd.DataFrame, Unscored]:
     """One line per setting and group, one per setting and prompt, and the texts that metrics could not score."""
@@ -63,16 +63,16 @@ def group_rows(
             ]
             for measurement in measured
         ]
-        prompts = [bench.prompts[i] for group in groups for i in group]
+        prompts = [context.prompts[i] for group in groups for i in group]
         flat = [generation for group in generations for generation in group]
-        scores = {name: metric.measure(prompts, flat, bench.pair) for name, metric in metrics.items()}
+        scores = {name: metric.measure(prompts, flat, context.pair) for name, metric in metrics.items()}
         tables = {name: counted(metric, scores[name]) for name, metric in metrics.items()}
         for name, metric_scores in scores.items():
             if reasons := Counter(score.reason for score in metric_scores if score.counts is None):
                 unscored.setdefault(name, {})[setting.name] = dict(reasons.most_common())
         for number, (measurement, texts) in enumerate(zip(measured, generations, strict=True)):
             row: dict[str, Any] = {"method": setting.method, "setting": setting.label, "name": setting.name}
-            row |= {"group": number, "group_size": bench.batch_size}
+            row |= {"group": number, "group_size": context.batch_size}
             row |= {"prompts": len(texts), "failed": sum(text.error is not None for text in texts)}
             counts = [{name: getattr(text.counts, name) for name in COUNTS} for text in texts]
             for prompt, text, line in zip(groups[number], texts, counts, strict=True):
@@ -131,11 +131,11 @@ def groups_to_choose_on(count: int, share: float, seed: int) -> list[int]:
     return sorted(np.random.default_rng(seed).permutation(count)[:size].tolist())
 
 
-def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFrame:
+def about_settings(settings: Sequence[Setting], context: SweepContext) -> pd.DataFrame:
     """Per setting its parameters, and `levels`, the most of a round: tokens of a chain, levels of a tree, layers of beams."""
     lines = []
     for setting in settings:
-        method = bench.methods[setting.name].bind(bench.pair)
+        method = context.methods[setting.name].bind(context.pair)
         widths = getattr(method.proposer, "widths", None)
         values = {name: value for name, value in setting.parameters.items() if name != "head"}
         parameters = {name: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for name, v in values.items()}

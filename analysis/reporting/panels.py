@@ -16,7 +16,7 @@ from analysis.figures.plots import few_settings
 from analysis.reporting import charts
 from analysis.reporting.folders import Folder
 from analysis.tables.files import cell, markdown, numeric_columns
-from analysis.tables.grid import PLAIN, YARDSTICKS
+from analysis.tables.grid import PLAIN, REFERENCES
 from analysis.tables.standing import interval_text
 
 FIRST = ("results", "comparison", "frontier", "summary")  # tables made to be read come first
@@ -183,7 +183,7 @@ def _of_frontier(table: pd.DataFrame) -> str:
     """ "At c = 0.2, rate gains 6.1 % [5.2 %, 7.0 %] over the best fixed K on math (...) ..."."""
     parts, first = [], table.iloc[0]
     for dataset, lines in table.groupby("dataset", sort=False):
-        own = lines[~lines.method.isin((*YARDSTICKS, PLAIN, first.baseline))]
+        own = lines[~lines.method.isin((*REFERENCES, PLAIN, first.baseline))]
         if own.empty:
             continue
         best = own.loc[own.throughput.idxmax()]

@@ -76,13 +76,13 @@ def write_parquet(frame: pd.DataFrame, path: Path) -> Path:
     return write_atomic(path, write)
 
 
-def read_parquet(path: Path | str, mend: str = "delete it and run the command that made it again") -> pd.DataFrame:
+def read_parquet(path: Path | str, hint: str = "delete it and run the command that made it again") -> pd.DataFrame:
     """A Parquet file. Raises InputError if it is missing, empty, cut short or not what was written."""
     path = Path(path)
     try:
         if path.stat().st_size == 0:
-            raise InputError(f"{path} is empty: expected a table; {mend}")
-        journal.check(path, mend)
+            raise InputError(f"{path} is empty: expected a table; {hint}")
+        journal.check(path, hint)
         with open(path, "rb") as file:
             return pd.read_parquet(file, page_checksum_verification=True)
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def read_parquet(path: Path | str, mend: str = "delete it and run the command th
     except InputError:
         raise
     except Exception as error:  # Arrow has its own for what is not a Parquet file
-        raise InputError(f"{path} is not a whole Parquet file ({first_line(error)}); {mend}") from error
+        raise InputError(f"{path} is not a whole Parquet file ({first_line(error)}); {hint}") from error
 
 
 def markdown(frame: pd.DataFrame) -> str:

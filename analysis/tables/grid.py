@@ -30,7 +30,7 @@ from toolkit.files.digests import digest
 IMPOSSIBLE = "impossible"  # of a method's settings; its one value: skip
 ORACLE, UPPER_BOUND, PLAIN = "oracle", "upper_bound", "autoregressive"
 PER_PROMPT = "fixed_per_prompt"  # the baseline's best setting of every prompt, with hindsight: in frontiers only
-YARDSTICKS = (PER_PROMPT, UPPER_BOUND, ORACLE)  # they use knowledge that no method has
+REFERENCES = (PER_PROMPT, UPPER_BOUND, ORACLE)  # they use knowledge that no method has
 PARAMETERS = {UPPER_BOUND: ("price", "min_drafted", "draft_temperature"), ORACLE: ("max_drafted", "draft_temperature")}
 SYMBOLS = {
     "policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k", "min_drafted": "min",
@@ -94,13 +94,13 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int |
     if not grid:
         raise InputError("grid: expected methods, e.g. grid.speculative.policy.num_drafted=[2,4], got none")
     grid = dict(grid)
-    yardsticks = [setting for name in PARAMETERS if name in grid for setting in _expanded(name, grid.pop(name))]
+    references = [setting for name in PARAMETERS if name in grid for setting in _expanded(name, grid.pop(name))]
     settings = [setting for method, settings in grid.items() for setting in _expanded(method, settings)]
     if max_drafted is not None and max_drafted != default_bound():
         settings = [bounded(setting, max_drafted) for setting in settings]
-    if with_plain or (yardsticks and Setting(PLAIN) not in settings):
+    if with_plain or (references and Setting(PLAIN) not in settings):
         settings.insert(0, Setting(PLAIN))
-    for setting in yardsticks:
+    for setting in references:
         for name in setting.parameters:
             if name not in PARAMETERS[setting.method]:
                 raise unknown_name(f"{setting.method} parameter", name, PARAMETERS[setting.method])
@@ -109,7 +109,7 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int |
             raise InputError(
                 f"grid.{UPPER_BOUND}.price: expected numbers above 0 (a draft forward pass in tokens, lambda c), got {price}"
             )
-    by_name = {setting.name: setting for setting in (*settings, *yardsticks)}  # a value given twice counts once
+    by_name = {setting.name: setting for setting in (*settings, *references)}  # a value given twice counts once
     return list(by_name.values())
 
 

@@ -29,7 +29,7 @@ import pandas as pd
 
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import read_table
-from analysis.tables.grid import YARDSTICKS
+from analysis.tables.grid import REFERENCES
 from toolkit import metrics
 from toolkit.config import commands, plain
 from toolkit.errors import InputError, unknown_name
@@ -143,7 +143,7 @@ def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:
 
 def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Settings of one method as methods of their own, by the named parameters (head). Raises InputError for unknown names."""
-    settings = rows.loc[~rows.method.isin(YARDSTICKS), ["method", "setting"]].drop_duplicates()
+    settings = rows.loc[~rows.method.isin(REFERENCES), ["method", "setting"]].drop_duplicates()
     values = {key: PARAMETER.findall(key[1]) for key in settings.itertuples(index=False, name=None)}
     parameters = {name for pairs in values.values() for name, _ in pairs}
     for name in names:
@@ -213,10 +213,10 @@ def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None)
     """One line per setting of chains and position: reached and accepted rounds, rate = accepted / reached, its interval."""
     lines = []
     for labels, lengths in _chains(rows):
-        accepted, _, judged = (at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
-        width = int(np.flatnonzero(judged.sum(0)).max(initial=-1)) + 1
+        accepted, _, reached = (at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
+        width = int(np.flatnonzero(reached.sum(0)).max(initial=-1)) + 1
         for k in range(width):
-            counts = np.stack([accepted[:, k], judged[:, k]], 1)
+            counts = np.stack([accepted[:, k], reached[:, k]], 1)
             passed, tried = map(int, counts.sum(0))
             line = {**labels, "position": k + 1, "reached": tried, "accepted": passed, "rate": passed / tried}
             if bootstrap is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.tables.grid import PER_PROMPT, YARDSTICKS
+from analysis.tables.grid import PER_PROMPT, REFERENCES
 from analysis.tables.rows import Array, at_cost, totals
 from toolkit import metrics
 from toolkit.errors import InputError
@@ -88,7 +88,7 @@ def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.Da
 def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
     """Totals, marking what is undominated among lossless settings; references are not settings one could choose."""
     table = at_cost(totals(rows), cost_ratio, node_cost)
-    eligible = table.lossless.to_numpy(dtype=bool) & ~table.method.isin(YARDSTICKS).to_numpy()
+    eligible = table.lossless.to_numpy(dtype=bool) & ~table.method.isin(REFERENCES).to_numpy()
     flags = np.zeros(len(table), dtype=bool)
     flags[eligible] = undominated(table.loc[eligible, ["discard_rate", "verification_rate"]].to_numpy(dtype=float))
     return table.assign(undominated=flags)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import ENOUGH, Bootstrap, brackets
-from analysis.tables.grid import ORACLE, PER_PROMPT, PLAIN, UPPER_BOUND, YARDSTICKS
+from analysis.tables.grid import ORACLE, PER_PROMPT, PLAIN, REFERENCES, UPPER_BOUND
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput, totals
 from analysis.tables.selection import Choice, best_per_prompt, choose
 from toolkit.errors import InputError
@@ -61,7 +61,7 @@ def notes(table: pd.DataFrame, baseline: str) -> list[str]:
     """What a reader must not miss of each line of `standing`: that a method loses beyond its interval."""
     slower = table.throughput_high < 1  # autoregressive decoding has 1
     lines = np.select([slower, table.gain_high < 0], ["slower than plain decoding", f"below the best {baseline}"], "")
-    return np.where(table.method.isin((PLAIN, *YARDSTICKS)), "", lines).tolist()
+    return np.where(table.method.isin((PLAIN, *REFERENCES)), "", lines).tolist()
 
 
 def interval_text(row: Any, name: str, form: str) -> str:
@@ -99,7 +99,7 @@ def _share(throughputs: Array, base: int, end: int) -> Array:
 
 def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float | str | None]:
     """Scalars of a sweep's summary at one cost ratio, on the prompts that the best setting was picked on; None: unknown."""
-    own = summary[~summary.method.isin((*YARDSTICKS, PLAIN))]
+    own = summary[~summary.method.isin((*REFERENCES, PLAIN))]
     own = summary[summary.method == PLAIN] if own.empty else own
     if own.empty:
         return {"cost_ratio": cost_ratio}
@@ -118,7 +118,7 @@ def frontier_scalars(frontier: pd.DataFrame) -> dict[str, float | str | None]:
     """Scalars of a frontier: the best method of every data set, on its test prompts, with settings chosen on dev."""
     scalars: dict[str, float | str | None] = {"cost_ratio": float(frontier.cost_ratio.iloc[0])}
     for dataset, lines in frontier.groupby("dataset", sort=False):
-        own = lines[~lines.method.isin((*YARDSTICKS, PLAIN))]
+        own = lines[~lines.method.isin((*REFERENCES, PLAIN))]
         if own.empty:
             continue
         best = own.loc[own.throughput.idxmax()]
@@ -240,7 +240,7 @@ def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
 
 
 def _place(method: str) -> int:
-    return YARDSTICKS.index(method) + 1 if method in YARDSTICKS else 0
+    return REFERENCES.index(method) + 1 if method in REFERENCES else 0
 
 
 def _chosen(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:

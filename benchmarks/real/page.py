@@ -94,11 +94,11 @@ def tables_of(*keys: str) -> Callable[[], list[str]]:
     """The Markdown tables of noted folders."""
 
     def lines() -> list[str]:
-        texts = []
+        sequences = []
         for key in keys:
             folder = Path(noted(key))
-            texts += [path.read_text("utf-8") for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
-        return texts
+            sequences += [path.read_text("utf-8") for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
+        return sequences
 
     return lines
 

@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from benchmarks.contenders import Contender, constant, engine, theirs
+from benchmarks.decoders import Decoder, constant, engine, theirs
 from benchmarks.evidence import ROOT
 from benchmarks.gpu_exactness import logit_gap, parting
 from benchmarks.real.folder import (
@@ -63,12 +63,12 @@ def model() -> None:
 
 def questions(data: Path) -> None:
     """Prompts of training and of reporting, from a folder with real questions."""
-    texts = {name: rows_of(data / f"{name}.jsonl") for name in ("instructions_train", "gsm8k_train", "spec_bench")}
-    train = [*texts["instructions_train"], *texts["gsm8k_train"][:700]]
+    sequences = {name: rows_of(data / f"{name}.jsonl") for name in ("instructions_train", "gsm8k_train", "spec_bench")}
+    train = [*sequences["instructions_train"], *sequences["gsm8k_train"][:700]]
     random.Random(0).shuffle(train)
     write_prompts("train.jsonl", train)
     write_prompts("few.jsonl", train[:160])
-    by_category = pd.DataFrame(texts["spec_bench"]).groupby("category", sort=False)
+    by_category = pd.DataFrame(sequences["spec_bench"]).groupby("category", sort=False)
     write_prompts("spec_bench.jsonl", by_category.head(PER_CATEGORY).to_dict("records"))
     write_prompts("live.jsonl", by_category.head(LIVE_PER_CATEGORY).to_dict("records"))
     write_prompts("greedy.jsonl", by_category.head(PER_CATEGORY).to_dict("records")[:GREEDY])
@@ -87,13 +87,13 @@ def products() -> None:
     """A training step of the draft beside its own matrix products alone, forward and backward, of the same shapes."""
     run = Path(noted("draft")).parent
     responses = read_responses([inputs_of(run)["responses.0"]])
-    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows[:64]]
+    sequences = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows[:64]]
     draft, batch = load_draft(noted("draft")), read_manifest(run)["config"]["data"]["batch_size"]
     output = draft.get_output_embeddings()
     inner = [layer for layer in draft.model.modules() if isinstance(layer, nn.Linear)]
     seconds, tokens = 0.0, 0
-    for first in range(0, len(texts), batch):
-        group = texts[first : first + batch]
+    for first in range(0, len(sequences), batch):
+        group = sequences[first : first + batch]
         made = sum(len(response) for _, response in group)
         read = len(group) * max(len(prompt) + len(response) for prompt, response in group)
         for weight, rows in [*((layer.weight, read) for layer in inner), (output.weight, made)]:
@@ -168,7 +168,7 @@ def live() -> None:
     write_json(FOLDER / "live.json", machine_of(pair))
 
 
-def as_it_comes(name: str) -> Contender:
+def as_it_comes(name: str) -> Decoder:
     """A method with its default settings: rules that weigh costs measure them. The fixed length is two tokens."""
     return engine(name, lambda pair: config.method(name, ["policy.num_drafted=2"] if name == FIXED else []))
 
@@ -232,11 +232,11 @@ def llamacpp() -> None:
 def greedy() -> None:
     """Greedy texts beside those of transformers, token for token; the gap of the two largest logits where they part."""
     pair, prompts = loaded(), encoded("greedy.jsonl")
-    texts = [theirs(REFERENCE).run(pair, [prompt], TOKENS, 0, 0.0)[0] for prompt in prompts]
+    sequences = [theirs(REFERENCE).run(pair, [prompt], TOKENS, 0, 0.0)[0] for prompt in prompts]
     lines = []
     for name in (PLAIN, FIXED, "lookup_rate", "best_source"):
         mine = generate(pair, prompts, method_of(name, 0, 1), max_new_tokens=TOKENS, temperature=0.0, batch_size=8)
-        pairs = zip(mine, texts, strict=True)
+        pairs = zip(mine, sequences, strict=True)
         different = [(text, other) for text, other in pairs if list(text.token_ids) != other]
         gaps = [f"{logit_gap(pair, text, parting(text.token_ids, other)):.1e}" for text, other in different]
         lines.append(
@@ -300,11 +300,11 @@ def bounds(kind: str) -> None:
 
 
 def measured(
-    name: str, pair: ModelPair, prompts: Any, contenders: Sequence[Contender], batch_size: int, temperature: int
+    name: str, pair: ModelPair, prompts: Any, decoders: Sequence[Decoder], batch_size: int, temperature: int
 ) -> None:
     path = FOLDER / f"{name}.csv"
     if not path.exists():
-        lines = measure(pair, prompts, list(contenders), batch_size, TOKENS, temperature=float(temperature))
+        lines = measure(pair, prompts, list(decoders), batch_size, TOKENS, temperature=float(temperature))
         write_text(path, lines.to_csv(index=False))
 
 

@@ -30,10 +30,10 @@ from toolkit.testing import dirichlet_pairs
 from toolkit.verification import get
 from toolkit.verification.enumeration import emission
 from toolkit.verification.optimal import optimal_acceptances
-from toolkit.verification.schemes import likeliest
+from toolkit.verification.schemes import most_probable
 
 METHODS = ["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"]
-JUDGES = {name: target_texts.MethodRule.of(name) for name in METHODS}
+RULES = {name: target_texts.MethodRule.of(name) for name in METHODS}
 
 
 def uniforms(draws, num_pairs, num_drafts):
@@ -66,9 +66,9 @@ def folder(tmp_path_factory):
 def test_means_agree_with_enumeration(name, scheme):
     p, q = dirichlet_pairs(40, 5)
     every = torch.stack([q, q.roll(1, 0), q.roll(7, 0)], 1) if scheme else q.unsqueeze(1).expand(-1, 3, -1).contiguous()
-    judge = target_texts.MethodRule.of(name, [f"proposer.scheme={scheme}"] if scheme else [])
-    exact = emission(judge.rule, judge.scheme, p, every)
-    got = expected_acceptance(judge.rule, judge.scheme, p, every if scheme else q, uniforms(400, 40, 3))
+    method_rule = target_texts.MethodRule.of(name, [f"proposer.scheme={scheme}"] if scheme else [])
+    exact = emission(method_rule.rule, method_rule.scheme, p, every)
+    got = expected_acceptance(method_rule.rule, method_rule.scheme, p, every if scheme else q, uniforms(400, 40, 3))
     for mine, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
         assert float((mine - true).abs().max()) < 0.1
         assert float((mine - true).mean()) == pytest.approx(0, abs=0.002 if scheme else 0.006)
@@ -94,10 +94,10 @@ def test_what_a_rule_sums_is_exact_and_never_above_the_optimum(name, scheme, num
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mcsd_naive"])
 def test_one_candidate_is_accepted_with_the_overlap_of_the_distributions_exactly(name):
     p, q = dirichlet_pairs(30, vocab_size=50)
-    got = expected_acceptance(JUDGES[name].rule, JUDGES[name].scheme, p, q, uniforms(1, 30, 1))
+    got = expected_acceptance(RULES[name].rule, RULES[name].scheme, p, q, uniforms(1, 30, 1))
     overlap = torch.minimum(p, q).sum(-1)
     assert torch.allclose(got.accepted, overlap, atol=1e-12, rtol=0)
-    assert torch.allclose(optima(p, q, 1, JUDGES[name].scheme), overlap, atol=1e-12, rtol=0)
+    assert torch.allclose(optima(p, q, 1, RULES[name].scheme), overlap, atol=1e-12, rtol=0)
 
 
 def test_draws_are_spread_evenly_and_uniform():
@@ -121,18 +121,22 @@ def walked(pair, methods, ks, *, overrides=(), sampling=None, folder, draws=400,
     """The rows of a walk along texts of token ids."""
     sampling = sampling or Sampling()
     generator = torch.Generator().manual_seed(3)
-    texts = [TargetText(str(i), [1, 2], torch.randint(1, 5, (12,), generator=generator).tolist()) for i in range(4)]
-    judges = [target_texts.MethodRule.of(name, overrides, sampling, len(pair.drafts)) for name in methods]
-    walk = target_texts.Walk(pair, texts, sampling, ks, positions, draws, 0, changes.pop("draft_temperature", None), 3)
-    return walk.run(judges, folder, lambda count: None), texts
+    sequences = [TargetText(str(i), [1, 2], torch.randint(1, 5, (12,), generator=generator).tolist()) for i in range(4)]
+    method_rules = [target_texts.MethodRule.of(name, overrides, sampling, len(pair.drafts)) for name in methods]
+    walk = target_texts.Walk(
+        pair, sequences, sampling, ks, positions, draws, 0, changes.pop("draft_temperature", None), 3
+    )
+    return walk.run(method_rules, folder, lambda count: None), sequences
 
 
-def test_greedy_candidates_are_the_likeliest_tokens_whatever_the_rule(tmp_path):
+def test_greedy_candidates_are_the_most_probable_tokens_whatever_the_rule(tmp_path):
     pair = config.instantiate(PAIR)
     for sampling in (Sampling(temperature=0), Sampling(temperature=0, repetition_penalty=1.6, top_k=1)):
-        rows, texts = walked(pair, ["mcsd", "specinfer", "importance"], [1, 2, 4], sampling=sampling, folder=tmp_path)
+        rows, sequences = walked(
+            pair, ["mcsd", "specinfer", "importance"], [1, 2, 4], sampling=sampling, folder=tmp_path
+        )
         member = dict.fromkeys((1, 2, 4), 0)
-        for text in texts:
+        for text in sequences:
             for i in range(len(text.token_ids)):
                 before = [*text.prompt_ids, *text.token_ids[:i]]
                 p, q = (model.probs[model.state(before)].log() for model in (pair.target, pair.draft))
@@ -156,7 +160,7 @@ def test_greedy_trees_accept_where_the_table_says():
     produced = [(g.prompt_ids, g.token_ids) for g in generations]
     judged = set()
     for generation, reading in zip(generations, readings_along(pair, produced, sampling), strict=True):
-        tokens, _ = likeliest(reading.draft_logits[0], 2)
+        tokens, _ = most_probable(reading.draft_logits[0], 2)
         inside = (tokens == torch.tensor(generation.token_ids).unsqueeze(1)).any(1).tolist()
         at = 0
         for r in generation.rounds:
@@ -171,16 +175,16 @@ def test_candidates_come_from_the_drafts_in_turn(tmp_path):
     target, first, second = (config.instantiate(table(seed)) for seed in (1, 2, 3))
     several = ModelPair(target=target, drafts=[first, second], end_ids=(0,))
     ((reading),) = readings_along(several, [([1, 2], [3, 4, 1])], Sampling(), num_drafts=2)
-    judge = target_texts.MethodRule.of("specinfer", ["proposer.scheme=independent"], Sampling(), 2)
-    q = judge.draft_side(reading, None, 3)
+    method_rule = target_texts.MethodRule.of("specinfer", ["proposer.scheme=independent"], Sampling(), 2)
+    q = method_rule.draft_side(reading, None, 3)
     states = [target.state([1, 2, 3, 4, 1][: 2 + i]) for i in range(3)]
     for k, model in enumerate((first, second, first)):
         assert torch.allclose(q[:, k], model.probs[states])
     one = ModelPair(target=target, draft=first, end_ids=(0,))
     warm = ["proposer.scheme=independent", "proposer.temperatures=[.5,5]"]
-    judge = target_texts.MethodRule.of("specinfer", warm, Sampling(), 1)
+    method_rule = target_texts.MethodRule.of("specinfer", warm, Sampling(), 1)
     ((reading),) = readings_along(one, [([1, 2], [3, 4, 1])], Sampling())
-    q = judge.draft_side(reading, None, 2)
+    q = method_rule.draft_side(reading, None, 2)
     for k, temperature in enumerate((0.5, 5.0)):
         assert torch.allclose(q[:, k], reading.draft_probs(temperature))
     with pytest.raises(InputError, match=r"proposer.temperatures: expected one per draft model \(3\), got 2"):
@@ -207,9 +211,9 @@ def test_overrides_of_the_command_reach_every_method(tmp_path):
 def test_distributions_along_a_text_are_those_of_its_tables():
     target, draft = (config.instantiate(table(seed)) for seed in (1, 2))
     pair = ModelPair(target=target, draft=draft, end_ids=(0,))
-    texts = [([1, 2, 3], [4, 1, 2, 0]), ([4], [3, 3])]
-    distributions = list(distributions_along(pair, texts, Sampling(), positions=[[0, 2, 3], [1]]))
-    for (prompt, produced), chosen, (p, q) in zip(texts, [[0, 2, 3], [1]], distributions, strict=True):
+    sequences = [([1, 2, 3], [4, 1, 2, 0]), ([4], [3, 3])]
+    distributions = list(distributions_along(pair, sequences, Sampling(), positions=[[0, 2, 3], [1]]))
+    for (prompt, produced), chosen, (p, q) in zip(sequences, [[0, 2, 3], [1]], distributions, strict=True):
         for row, position in enumerate(chosen):
             state = target.state([*prompt, *produced[:position]])
             assert torch.allclose(p[row], target.probs[state])
@@ -247,8 +251,12 @@ def test_table_has_a_line_per_method_and_k_and_stays_below_the_optimum(folder):
 def test_finished_parts_are_kept_and_more_methods_go_on(tmp_path, monkeypatch):
     scored = []
     score = target_texts.Walk._score
-    monkeypatch.setattr(target_texts.Walk, "_score", lambda self, texts, first, judges: (
-        scored.append((first, [judge.method for judge in judges])), score(self, texts, first, judges))[1])  # fmt: skip
+
+    def noted(self, sequences, first, method_rules):
+        scored.append((first, [each.method for each in method_rules]))
+        return score(self, sequences, first, method_rules)
+
+    monkeypatch.setattr(target_texts.Walk, "_score", noted)
     first = acceptance.run(acceptance_config(tmp_path, methods=["mcsd"]))
     before = read_table(first, "acceptance")
     assert scored == [(0, ["mcsd"]), (16, ["mcsd"])]
@@ -378,9 +386,9 @@ def test_bad_input_is_one_line_before_any_work(tmp_path, changes, message):
 
 
 def test_texts_with_unknown_tokens_are_refused():
-    texts = [TargetText("b", [1], [2])] * 3 * target_texts.PART + [TargetText("a", [1], [7])]
+    sequences = [TargetText("b", [1], [2])] * 3 * target_texts.PART + [TargetText("a", [1], [7])]
     with pytest.raises(InputError, match=r"text a: expected token ids in \[0, 5\), got 1..7"):
-        target_texts.Walk(config.instantiate(PAIR), texts, Sampling(), [1], None, 1, 0, None, 2)
+        target_texts.Walk(config.instantiate(PAIR), sequences, Sampling(), [1], None, 1, 0, None, 2)
 
 
 def test_responses_of_a_folder_are_walked(tiny_overrides, tiny_responses, tmp_path):

@@ -117,7 +117,7 @@ def test_finished_groups_are_kept(compared, tiny_overrides, tiny_responses, monk
     decoded = []
     one = compare._one
     monkeypatch.setattr(
-        compare, "_one", lambda bench, setting, group: decoded.append(list(group)) or one(bench, setting, group)
+        compare, "_one", lambda context, setting, group: decoded.append(list(group)) or one(context, setting, group)
     )
     compare.run(config(compared, tiny_overrides, tiny_responses))
     assert decoded == [[4]] * 5
@@ -151,8 +151,8 @@ def test_texts_do_not_depend_on_the_group(tmp_path, compared, tiny_overrides, ti
     (five,) = [json.loads(path.read_text())["settings"] for path in sorted((other / "parts").glob("*.json"))]
     twos = [json.loads(path.read_text())["settings"] for path in sorted((compared / "parts").glob("*.json"))]
     for setting in ("autoregressive", "speculative K=4"):
-        texts = [g["token_ids"] for part in twos for g in part[setting]["generations"]]
-        assert texts == [g["token_ids"] for g in five[setting]["generations"]]
+        sequences = [g["token_ids"] for part in twos for g in part[setting]["generations"]]
+        assert sequences == [g["token_ids"] for g in five[setting]["generations"]]
 
 
 @pytest.mark.parametrize(("override", "words"), [

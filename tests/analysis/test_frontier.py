@@ -316,7 +316,7 @@ RATIOS = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory):
-    root = tmp_path_factory.mktemp("yardsticks")
+    root = tmp_path_factory.mktemp("references")
     words = {"grid": GRID, "pair": UNEVEN, "limit": 60, "source": "traces", "max_drafted": 6}
     return {split: sweep.run(sweep_config(root, split=split, **words)) for split in ("dev", "test")}
 
@@ -336,7 +336,7 @@ def test_a_sweep_scores_the_upper_bound_on_its_own_recording(uneven):
     assert not table[table.method.isin(["upper_bound", "oracle"])].undominated.any()
 
 
-def test_shares_of_the_way_to_both_yardsticks(replayed):
+def test_shares_of_the_way_to_both_references(replayed):
     table = read_table(replayed, "frontier").set_index("method")
     assert list(table.index) == [
         "autoregressive", "speculative", "confidence", "fixed_per_prompt", "upper_bound", "oracle",

@@ -96,8 +96,8 @@ def dev_texts(num_texts):
     return chosen
 
 
-def total(replayed, texts):
-    return Counts(**{name: int(values[texts].sum()) for name, values in replayed.counts.items()})
+def total(replayed, sequences):
+    return Counts(**{name: int(values[sequences].sum()) for name, values in replayed.counts.items()})
 
 
 def test_every_line_is_the_policy_that_decodes_with_the_head(made, recorded, folders, pair):
@@ -159,7 +159,7 @@ def test_thresholds_from_other_traces(tiny_overrides, elsewhere, recorded, folde
     words = [f"dev={elsewhere}", f"paths.output_dir={tmp_path}/o"]
     out = heads.run(options(tiny_overrides, recorded["states"], [folders["linear"]], *words))
     table, curves = read_table(out, "heads"), read_table(out, "thresholds")
-    assert (table.texts == 40).all()
+    assert (table.sequences == 40).all()
     mine = curves[curves.method == table["head"].iloc[1]]  # fixed lengths have a curve, too
     assert table.setting.iloc[1] == mine.setting[mine.dev_throughput.idxmax()]
 

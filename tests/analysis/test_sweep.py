@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from analysis import sweep
 from analysis.figures import plots
-from analysis.tables import workbench
+from analysis.tables import context
 from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS, FACTS, SETTING, labels
 from tests.analysis.table_sweeps import IdPrompts, sweep_config
@@ -26,8 +26,8 @@ def decoded(monkeypatch):
     """Names of the methods that were decoded; figures, which take longer here, are not drawn."""
     monkeypatch.setattr(plots, "pareto", lambda settings, path, title: path)
     names = []
-    decode = workbench.decode
-    monkeypatch.setattr(workbench, "decode", lambda pair, prompts, method, *a, **k: (
+    decode = context.decode
+    monkeypatch.setattr(context, "decode", lambda pair, prompts, method, *a, **k: (
         names.append(method.name), decode(pair, prompts, method, *a, **k))[1])  # fmt: skip
     return names
 
@@ -115,7 +115,7 @@ def test_the_summary_names_no_part_that_there_is_not_and_no_seconds_of_replays(t
 
 def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatch, capsys):
     """Its run ends as failed and publishes no artifact; traces are uploaded by the run that finishes."""
-    decode, decoded = workbench.decode, []
+    decode, decoded = context.decode, []
 
     def fails_twice(pair, prompts, method, *args, **kwargs):
         decoded.append(method.name)
@@ -123,7 +123,7 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatc
             raise RuntimeError("out of memory\nand more")
         return decode(pair, prompts, method, *args, **kwargs)
 
-    monkeypatch.setattr(workbench, "decode", fails_twice)
+    monkeypatch.setattr(context, "decode", fails_twice)
     wanted = sweep_config(tmp_path, grid={"tail": {}, **SMALL}, track=True, artifacts=True)
     with pytest.raises(InputError, match=r"^1 of 3 settings failed \(tail: RuntimeError: out of memory\)[^\n]*$"):
         sweep.run(wanted)
@@ -146,7 +146,7 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatc
 
 
 def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, decoded):
-    counting, calls = workbench.decode, []
+    counting, calls = context.decode, []
 
     def interrupts(*args, **kwargs):
         calls.append(1)
@@ -154,7 +154,7 @@ def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, de
             raise KeyboardInterrupt
         return counting(*args, **kwargs)
 
-    monkeypatch.setattr(workbench, "decode", interrupts)
+    monkeypatch.setattr(context, "decode", interrupts)
     with pytest.raises(KeyboardInterrupt):
         sweep.run(sweep_config(tmp_path, grid=SMALL))
     sweep.run(sweep_config(tmp_path, grid=SMALL))
@@ -175,8 +175,8 @@ def test_cells_that_cannot_be_built_stop_the_sweep_before_any_work(tmp_path, dec
 
 def test_greedy_texts_do_not_depend_on_the_method(tmp_path):
     folder = sweep.run(sweep_config(tmp_path, grid={**SMALL, "oracle": {}}, sampling={"temperature": 0.0}))
-    texts = [pd.read_parquet(path).token_ids.map(list).tolist() for path in sorted((folder / "settings").iterdir())]
-    written = [text for text in texts if any(text)]
+    sequences = [pd.read_parquet(path).token_ids.map(list).tolist() for path in sorted((folder / "settings").iterdir())]
+    written = [text for text in sequences if any(text)]
     assert len(written) == 2
     assert written[0] == written[1]
     rows = read_table(folder, "rows")
@@ -226,7 +226,7 @@ def test_ranks_share_the_settings_and_the_last_one_joins(tmp_path, decoded, sour
 def test_a_rank_with_a_failing_setting_says_so_and_another_try_ends_it(tmp_path, decoded, monkeypatch):
     config = {"grid": SMALL, "world_size": 2}
     with monkeypatch.context() as patch:
-        patch.setattr(workbench, "decode", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("power cut")))
+        patch.setattr(context, "decode", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("power cut")))
         with pytest.raises(InputError, match="every setting failed.*power cut"):
             sweep.run(sweep_config(tmp_path, rank=0, **config))
     sweep.run(sweep_config(tmp_path, rank=0, **config))

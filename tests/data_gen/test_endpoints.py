@@ -14,7 +14,7 @@ from tests.data_gen.stub_target import FIELDS, Status, StubTarget, stub_target
 from toolkit.config import compose
 from toolkit.config.commands import EndpointKeys
 from toolkit.errors import InputError, StaleError
-from toolkit.models.remote import LOADER, served_pair
+from toolkit.models.remote import LOADER, remote_pair
 from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling
 
@@ -399,7 +399,7 @@ LIES = {
 @pytest.mark.parametrize("kind", LIES)
 def test_an_answer_to_something_else_is_not_believed(checkpoints, stub, kind):
     lie, reason = LIES[kind]
-    pair = served_pair({"_target_": LOADER, "target": str(checkpoints[0])})
+    pair = remote_pair({"_target_": LOADER, "target": str(checkpoints[0])})
     completions = Completions(stub.address, EndpointKeys(model="tiny"), pair, Sampling(max_new_tokens=6))
     ids = stub.tokenizer("the cat 0").input_ids
     request = {"model": "tiny", "prompt": ids, "max_tokens": 6, "return_token_ids": True}

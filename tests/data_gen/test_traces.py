@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from data_gen import mix, traces
 from data_gen.held_out import load_frozen
-from data_gen.texts import read_jsonl, read_texts
+from data_gen.texts import read_jsonl, read_sequences
 from toolkit import ModelPair
 from toolkit import decode as decode_command
 from toolkit.config import compose, method
@@ -76,11 +76,11 @@ def texts_of(target, prompt, length, sampling):
 
 def sampled_texts(target, prompt, length, count, sampling=PLAIN):
     distribution = texts_of(target, prompt, length, sampling)
-    texts, chances = zip(*distribution.items(), strict=True)
+    sequences, chances = zip(*distribution.items(), strict=True)
     chosen = torch.multinomial(
         torch.tensor(chances), count, replacement=True, generator=torch.Generator().manual_seed(1)
     )
-    return [list(texts[i]) for i in chosen.tolist()], distribution
+    return [list(sequences[i]) for i in chosen.tolist()], distribution
 
 
 def live_distribution(pair, prompt, length, num_drafted, threshold, sampling=PLAIN):
@@ -151,9 +151,9 @@ PENALIZED = {"repetition_penalty": 1.8}
 def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_drafted, threshold, options):
     pair, prompt, length = table_pair(), [1], 4
     sampling = Sampling(max_new_tokens=length, **options)
-    texts, distribution = sampled_texts(pair.target, prompt, length, ROWS, sampling)
+    sequences, distribution = sampled_texts(pair.target, prompt, length, ROWS, sampling)
     recorder = Recorder(pair, sampling, max_drafted=3)
-    trace = recorder.record([(prompt, text) for text in texts], range(ROWS))
+    trace = recorder.record([(prompt, text) for text in sequences], range(ROWS))
     policy = Fixed(num_drafted) if threshold is None else Confidence(threshold)
     found = by_starts(trace, Bounded(policy, 1, num_drafted)).counts
     exact = live_distribution(pair, prompt, length, num_drafted, threshold, sampling)
@@ -161,7 +161,7 @@ def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_
     for text, prob in distribution.items():
         assert sum(c for key, c in exact.items() if key[0] == text) == pytest.approx(prob, abs=1e-9)
     counted = {}
-    for i, text in enumerate(texts):
+    for i, text in enumerate(sequences):
         key = (tuple(text), *(int(found[n][i]) for n in ("num_draft_calls", "num_target_calls", "num_discarded")))
         counted[key] = counted.get(key, 0) + 1
     assert counted.keys() <= {key for key, prob in exact.items() if prob > 0}
@@ -217,7 +217,7 @@ def test_folders_that_end_by_different_limits_are_not_recorded_together(tiny_res
     manifest["checksum"] = checksum(manifest)
     (other / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="differ in target or sampling"):
-        read_texts([str(tiny_responses), str(other)], None)
+        read_sequences([str(tiny_responses), str(other)], None)
 
 
 def config(folder, responses, *overrides):
@@ -245,11 +245,11 @@ def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_pat
     recorded = Recorder.record
     calls = []
 
-    def dies_at_third(self, texts, rows):
+    def dies_at_third(self, sequences, rows):
         calls.append(rows)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return recorded(self, texts, rows)
+        return recorded(self, sequences, rows)
 
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "record", dies_at_third)
@@ -280,7 +280,7 @@ def draft_without(tiny_pair, folder, tokens):
 def test_rows_that_a_broken_draft_spoils_fail_with_their_reason(command, tiny_pair, tiny_responses, tmp_path, capsys):
     """The others are made as ever; where all of them fail, the command does."""
     rows = [json.loads(line) for line in (tiny_responses.parent / "prompts.jsonl").read_text().splitlines()]
-    seen = Counter(token for row in read_texts(str(tiny_responses), None).rows for token in set(row["prompt_ids"]))
+    seen = Counter(token for row in read_sequences(str(tiny_responses), None).rows for token in set(row["prompt_ids"]))
     some = [token for token, count in seen.items() if 0 < count <= 12][:1]
     given = [f"responses={tiny_responses}"]
     if command == "decode":
@@ -310,7 +310,7 @@ def test_one_impossible_token_is_refused_and_a_tie_is_not():
     probs = torch.tensor([[0.0, 0.2, 0.8], [0.0, 0.5, 0.5], [0.1, 0.6, 0.3]], dtype=torch.float64)
     pair = ModelPair(target=TabularModel(probs), draft=TabularModel(probs.flip(0)), end_ids=())
     greedy = Recorder(pair, Sampling(temperature=0.0, max_new_tokens=4), 2)
-    greedy.record([([0], [2, 1, 1, 1]), ([0], [2, 1, 2, 1])], [0, 1])  # behind 1, both 1 and 2 are likeliest
+    greedy.record([([0], [2, 1, 1, 1]), ([0], [2, 1, 2, 1])], [0, 1])  # behind 1, both 1 and 2 are most probable
     with pytest.raises(InputError, match=r"response 5: token 2 \(2\) has probability 0"):
         greedy.record([([0], [2, 2, 1, 1])], [5])
     nucleus = Recorder(pair, Sampling(top_p=0.6, max_new_tokens=2), 2)
@@ -361,7 +361,7 @@ def test_what_does_not_fit_is_refused(texts_file, tmp_path, tiny_responses, caps
         with pytest.raises(InputError, match=message):
             traces.run(config(tmp_path / "refused", responses, *words, "overwrite=true"))
     with pytest.raises(InputError, match="manifest says temperature"):
-        read_texts(str(tiny_responses), Sampling(temperature=0.3))
+        read_sequences(str(tiny_responses), Sampling(temperature=0.3))
     bad = tmp_path / "bad.jsonl"
     for ids in ('"no"', "[]", "[true]", "[-100]", "[1.5]", f"[{2**63}]"):
         bad.write_text('{"prompt_ids": [1], "token_ids": ' + ids + "}")
@@ -393,9 +393,9 @@ def test_a_draft_that_knows_nothing_pays_one_token_and_one_that_knows_all_pays_a
         parameter.data.zero_()
     prompts, sampling = [e.prompt for e in load_frozen("math", "dev")[:4]], Sampling(1.0, max_new_tokens=24, seed=1)
     plain = decode(toy, prompts, method("autoregressive"), sampling)
-    texts = [(g.prompt_ids, g.token_ids) for g in plain]
-    assert depth_that_pays(ModelPair(toy.target, toy.target, toy.tokenizer), texts, sampling) == DEEPEST
-    assert depth_that_pays(ModelPair(toy.target, nothing, toy.tokenizer), texts, sampling, [None, 0.0]) <= 2
+    sequences = [(g.prompt_ids, g.token_ids) for g in plain]
+    assert depth_that_pays(ModelPair(toy.target, toy.target, toy.tokenizer), sequences, sampling) == DEEPEST
+    assert depth_that_pays(ModelPair(toy.target, nothing, toy.tokenizer), sequences, sampling, [None, 0.0]) <= 2
 
 
 def test_a_recording_says_how_deep_it_is_and_refuses_deeper_policies(tmp_path):

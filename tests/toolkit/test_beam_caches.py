@@ -78,7 +78,7 @@ def test_no_layer_is_drafted_beyond_a_block(endless_pair):
         assert ends == [3, 6, 9, 12]
 
 
-def test_the_best_of_a_layer_is_the_likeliest_token(endless_pair):
+def test_the_best_of_a_layer_is_the_most_probable_token(endless_pair):
     """Beam search that keeps the best beam of every layer is greedy decoding, at any temperature."""
     built = method(3, selection="top", collapse_after=1, collapse_to="best")
     greedy = decode(

@@ -87,7 +87,7 @@ def draft_context(pair: ModelPair, sampling: Sampling, limits: list[int], unifor
     for row, prompt in enumerate(PROMPTS):
         seen[row, prompt] = True
     return DraftContext(
-        texts=PROMPTS,
+        sequences=PROMPTS,
         sessions=drafts,
         unread=lambda draft: (torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS]), [len(p) for p in PROMPTS]),
         limits=torch.tensor(limits),
@@ -202,7 +202,7 @@ def test_an_early_stop_saves_forwards(exact_pair, prompts):
 
 
 def test_a_policy_learns_from_the_path_that_was_sent():
-    """The scores that come back in the state are those of the likeliest path's own tokens."""
+    """The scores that come back in the state are those of the most probable path's own tokens."""
     generator = torch.Generator().manual_seed(8)
     target, draft = (TabularModel.random(5, 2, generator, sharpness=1.5) for _ in range(2))
     pair, policy = ModelPair(target=target, draft=draft, end_ids=(3,)), DynamicConfidence(threshold=0.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.slow_beams import FAULTS, Cells, Drafts, History, SlowRound, Tables
 from toolkit.decoding.beam_settings import Beams
-from toolkit.decoding.judging import BeamVerdict, judge
+from toolkit.decoding.beam_verdict import BeamVerdict, verify_forest
 from toolkit.decoding.proposers.forest import Forest
 from toolkit.decoding.text_order import TextOrder
 from toolkit.sampling import Sampling
@@ -125,7 +125,7 @@ def verdict(one: SlowRound, drafts: Drafts, cells: Cells, uniforms: Tensor) -> B
         num_layers=numbers + len(layers),
         num_calls=numbers,
         scores=one.tables.weights.log().expand(rows, -1),
-        texts=TextOrder.of(torch.arange(inputs).expand(rows, -1)),
+        sequences=TextOrder.of(torch.arange(inputs).expand(rows, -1)),
         newest_ids=numbers.unsqueeze(1).expand(-1, inputs),
         node_ids=numbers.unsqueeze(1)[:, :0],
         num_read=0,
@@ -134,7 +134,7 @@ def verdict(one: SlowRound, drafts: Drafts, cells: Cells, uniforms: Tensor) -> B
     logits = block(one, drafts)[0][draft]
     beams = Beams(one.num_beams, threshold=one.threshold, min_width=1)
     ends = () if one.end is None else (one.end,)
-    return judge(get("beam_layer"), beams, forest, logits, uniforms, one.sampling, ends, numbers + one.room)
+    return verify_forest(get("beam_layer"), beams, forest, logits, uniforms, one.sampling, ends, numbers + one.room)
 
 
 def block(one: SlowRound, drafts: Drafts) -> tuple[Tensor, Tensor]:
@@ -208,7 +208,7 @@ def test_faults_are_seen(fault, name):
     assert distance(one, distribution) > 0.01
 
 
-def test_a_faulty_judge_is_seen(monkeypatch):
+def test_a_faulty_verdict_is_seen(monkeypatch):
     """Negative control: q subtracted twice in the engine's rule."""
     once = beam_layer.residual
     monkeypatch.setattr(beam_layer, "residual", lambda p, q: once(once(p, q), q))

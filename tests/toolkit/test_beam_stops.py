@@ -108,8 +108,8 @@ def test_every_method_stops_where_the_string_is_complete(name, exact_pair, promp
 
 def test_one_beam_stops_as_one_text_does(exact_pair, prompts):
     sampling = Sampling(max_new_tokens=20, temperature=0)
-    texts = decode(lettered(exact_pair), prompts, config.method("autoregressive"), sampling)
-    stop = letters(*texts[0].token_ids[6:8])
+    sequences = decode(lettered(exact_pair), prompts, config.method("autoregressive"), sampling)
+    stop = letters(*sequences[0].token_ids[6:8])
     for built in (method(1), method(1, drafted=1), method(1, selection="top")):
         found = decode(lettered(exact_pair), prompts, built, replace(sampling, stop=(stop,)))
         plain = decode(lettered(exact_pair), prompts, config.method("autoregressive"), replace(sampling, stop=(stop,)))

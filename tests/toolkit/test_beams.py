@@ -62,10 +62,10 @@ def next_pairs(
     Exactly k pairs are kept: of equal ones those whose text comes first.
     """
     pairs = [(-score(model, prompt, (*text, t)), (*text, t)) for text in living for t in range(model.vocab_size)]
-    scores, texts = zip(*sorted(pairs)[: sampling.top_k or None], strict=True)
+    scores, sequences = zip(*sorted(pairs)[: sampling.top_k or None], strict=True)
     distribution = warp(-torch.tensor(scores, dtype=torch.float64), replace(sampling, top_k=0))
     pairs: Counter[tuple[int, ...]] = Counter()
-    for text, prob in zip(texts, distribution.tolist(), strict=True):
+    for text, prob in zip(sequences, distribution.tolist(), strict=True):
         pairs[text] += prob
     return pairs
 
@@ -176,8 +176,8 @@ def tables(pair: ModelPair, prompt: list[int], living: Living, depth: int) -> Ta
     """The pair's distributions after every text of up to `depth` tokens that goes on from a living beam."""
 
     def distributions(model: TabularModel, d: int) -> torch.Tensor:
-        texts = [[*prompt, *text, *more] for text in living for more in product(range(model.vocab_size), repeat=d)]
-        return torch.stack([model.probs[model.state(text)] for text in texts])
+        sequences = [[*prompt, *text, *more] for text in living for more in product(range(model.vocab_size), repeat=d)]
+        return torch.stack([model.probs[model.state(text)] for text in sequences])
 
     weights = torch.tensor([score(pair.target, prompt, text) for text in living], dtype=torch.float64).exp()
     p, q = ([distributions(model, d) for d in range(depth + 1)] for model in (pair.target, pair.draft))
@@ -206,11 +206,11 @@ def dynamic_distribution(
                 sampling=sampling,
             )
             for history, p in one.distribution().items():
-                texts, done = living, finished
+                sequences, done = living, finished
                 for layer in history:
-                    texts = tuple((*texts[code // one.vocab_size], code % one.vocab_size) for code in layer)
-                    done = (*done, *(text for text in texts if text[-1] == end))
-                alive = tuple(sorted(text for text in texts if text[-1] != end))
+                    sequences = tuple((*sequences[code // one.vocab_size], code % one.vocab_size) for code in layer)
+                    done = (*done, *(text for text in sequences if text[-1] == end))
+                alive = tuple(sorted(text for text in sequences if text[-1] != end))
                 if not alive or len(done) >= built.beams.num_beams or depth + len(history) == length:
                     best = sorted((*done, *alive), key=lambda t: (-round(score(pair.target, prompt, t) / len(t), 9), t))
                     distribution[tuple(sorted(best[: built.beams.num_beams]))] += prob * p

@@ -71,7 +71,7 @@ def proposals(pair, method, text, room, state, sampling):
                 return torch.tensor([drawn[depth - 1]])
 
         context = DraftContext(
-            texts=[text], sessions=[session], unread=lambda _: (torch.tensor([text]), [len(text)]),
+            sequences=[text], sessions=[session], unread=lambda _: (torch.tensor([text]), [len(text)]),
             limits=torch.tensor([room]), room=[room], uniforms=torch.zeros(1, method.limit), sampling=sampling,
             vocab_size=3, fit=lambda logits: logits, seen=None, end_ids=(END,),
         )  # fmt: skip

@@ -97,9 +97,9 @@ def test_an_override_that_cannot_be_read_is_named(value):
 
 
 def test_values_of_grids_are_texts_as_they_are():
-    texts = ["a\nb", r"a\nb", "a\\", 'a"b']
-    grid = {"batch_rate": {"policy.costs": texts}}
-    assert [setting.method_config().policy.costs for setting in expand(grid)] == texts
+    sequences = ["a\nb", r"a\nb", "a\\", 'a"b']
+    grid = {"batch_rate": {"policy.costs": sequences}}
+    assert [setting.method_config().policy.costs for setting in expand(grid)] == sequences
 
 
 # -- files and folders of the user's own ------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def hub(tmp_path, monkeypatch):
     """A cache of the hub with one model, whose blobs cannot be read."""
     cache = tmp_path / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(digests, "asked_commit", lambda *_, **__: None)
+    monkeypatch.setattr(digests, "commit_on_hub", lambda *_, **__: None)
     folder = cache / "models--org--name"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(COMMIT)
@@ -146,7 +146,7 @@ def test_finished_work_is_found_when_the_model_has_left_the_cache(tmp_path, hub)
 
 def test_the_hub_is_asked_where_work_begins_and_only_there(tmp_path, hub, monkeypatch):
     asked = []
-    monkeypatch.setattr(digests, "asked_commit", lambda *given, **_: asked.append(given) or OTHER)
+    monkeypatch.setattr(digests, "commit_on_hub", lambda *given, **_: asked.append(given) or OTHER)
     shutil.rmtree(hub)
     cfg = config_of(tmp_path, "org/name")
     assert stage.finished_stage("demo", cfg) is None and asked == []
@@ -220,7 +220,7 @@ def mine(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("from .policy import Mine\n")
     (package / "policy.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nfrom toolkit.config.notes import File\n"
-        "from toolkit.stopping import Fixed\n\n@dataclass(frozen=True)\nclass Mine(Fixed):\n"
+        "from toolkit.stopping import Fixed\n\n@dataclass(where_active=True)\nclass Mine(Fixed):\n"
         "    notes: Annotated[str | None, File()] = None\n\n    @property\n    def limit(self):\n"
         "        from mine import lengths\n        return lengths.K\n"
     )
@@ -277,7 +277,7 @@ def test_a_folder_that_a_class_declares_counts_in_a_grid(tmp_path, mine, nested)
     hashes = []
     for text in ("one", "two", "one"):
         (folder / "notes.txt").write_text(text)
-        hashes.append(stage.asked("sweep", cfg, ("grid",)))
+        hashes.append(stage.settings_hash("sweep", cfg, ("grid",)))
     assert hashes[0] == hashes[2] != hashes[1]
 
 
@@ -293,5 +293,5 @@ def test_the_databases_of_a_metric_count_by_content(tmp_path):
     for text in ("one", "two", "one"):
         file.write_text(text)
         judged = quality.configs([{"execution": {"databases": str(tmp_path)}}])
-        hashes.append(stage.asked("compare", {}, (), judged_by=judged))
+        hashes.append(stage.settings_hash("compare", {}, (), judged_by=judged))
     assert hashes[0] == hashes[2] != hashes[1]

@@ -91,8 +91,8 @@ def test_of_several_drafts_the_first_one_drafts_alone(name, exact_pair, prompts,
 def greedy_texts(exact_pair, prompts):
     """The target's own texts under a repetition penalty, by transformers."""
     settings = {"max_new_tokens": 12, "do_sample": False, "repetition_penalty": 1.2, "eos_token_id": 5}
-    texts = [exact_pair.target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
-    return [text[len(prompt) :] for prompt, text in zip(prompts, texts, strict=True)]
+    sequences = [exact_pair.target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
+    return [text[len(prompt) :] for prompt, text in zip(prompts, sequences, strict=True)]
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

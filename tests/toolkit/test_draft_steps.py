@@ -24,7 +24,7 @@ from toolkit.engine.device import Gate
 from toolkit.sampling import warp
 from toolkit.stopping import Confidence
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import Drafted, DraftStep, Judged
+from toolkit.types import Drafted, DraftStep, Verified
 from toolkit.verification import get
 
 SAMPLING = Sampling(max_new_tokens=14, temperature=0.8, top_k=2, seed=3)
@@ -55,7 +55,7 @@ class Counts(StoppingPolicy):
         self.steps.append(("drawn", step, new))
         return new, step.tokens != 1
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         self.rounds.append((proposal, state))
         return {key: torch.zeros_like(value) for key, value in state.items()}
 

@@ -72,26 +72,28 @@ def test_chains_give_the_logits_of_a_plain_unrolling(family, flags, window, capt
     draft = tiny_eagle3(target, flags=flags, family=family)
     draft.config.sliding_window, draft.config.use_sliding_window = window, True
     theirs, session = sessions(target, draft, 3, captured)
-    texts = [[5, 9, 33, 21, 8, 4], [7, 60, 12], [61]]
+    sequences = [[5, 9, 33, 21, 8, 4], [7, 60, 12], [61]]
     for accepted in ([2, 0, 1], [1, 3, 2], [3, 1, 0]):
-        unread = [text[length:-1] for text, length in zip(texts, theirs.lengths, strict=True)]
+        unread = [text[length:-1] for text, length in zip(sequences, theirs.lengths, strict=True)]
         width = max(map(len, unread))
         block = torch.tensor([[0] * (width - len(part)) + part for part in unread])
         theirs.extend(block, counts=list(map(len, unread)))
-        unread = [text[length:] for text, length in zip(texts, session.lengths, strict=True)]
+        unread = [text[length:] for text, length in zip(sequences, session.lengths, strict=True)]
         width = max(map(len, unread))
         block = torch.tensor([[0] * (width - len(part)) + part for part in unread])
         got = [session.extend(block, counts=list(map(len, unread))).logits[:, -1]]
         drafted = torch.randint(3, 97, (3, 3), generator=torch.Generator().manual_seed(sum(accepted)))
         got += [session.extend(token.unsqueeze(1)).logits[:, -1] for token in drafted.T]
-        for row, text in enumerate(texts):
+        for row, text in enumerate(sequences):
             expected = unrolled_logits(target, draft, text, drafted[row].tolist())
             for depth, logits in enumerate(expected):
                 close(got[depth][row], logits)
-        texts = [[*text, *drafted[row, : accepted[row]].tolist(), 50 + row] for row, text in enumerate(texts)]
-        session.truncate([len(text) - 1 for text in texts])  # as if its guesses were as good as what the target read
+        sequences = [[*text, *drafted[row, : accepted[row]].tolist(), 50 + row] for row, text in enumerate(sequences)]
+        session.truncate(
+            [len(text) - 1 for text in sequences]
+        )  # as if its guesses were as good as what the target read
         assert all(
-            length < len(text) - count for length, text, count in zip(session.lengths, texts, accepted, strict=True)
+            length < len(text) - count for length, text, count in zip(session.lengths, sequences, accepted, strict=True)
         )
 
 
@@ -99,12 +101,12 @@ def test_trees_give_the_logits_of_a_plain_unrolling():
     target = tiny_llama(32, 3, 1, torch.float64)
     draft = tiny_eagle3(target)
     theirs, session = sessions(target, draft, 2)
-    texts = [[5, 9, 33, 21], [7, 60, 12, 11]]
+    sequences = [[5, 9, 33, 21], [7, 60, 12, 11]]
     parents = torch.tensor([[-1, -1, 0, 1, 2], [-1, 0, 0, 2, 1]])
     for _ in range(2):
-        theirs.extend(torch.tensor([text[length:-1] for text, length in zip(texts, theirs.lengths, strict=True)]))
-        session.extend(torch.tensor([text[length:] for text, length in zip(texts, session.lengths, strict=True)]))
-        tokens = torch.randint(3, 97, (2, 5), generator=torch.Generator().manual_seed(len(texts[0])))
+        theirs.extend(torch.tensor([text[length:-1] for text, length in zip(sequences, theirs.lengths, strict=True)]))
+        session.extend(torch.tensor([text[length:] for text, length in zip(sequences, session.lengths, strict=True)]))
+        tokens = torch.randint(3, 97, (2, 5), generator=torch.Generator().manual_seed(len(sequences[0])))
         got = torch.cat(
             [session.extend(tokens[:, i : i + 1], parents=parents[:, i : i + 1]).logits for i in range(5)], 1
         )
@@ -112,10 +114,10 @@ def test_trees_give_the_logits_of_a_plain_unrolling():
             path, at = [], node
             while at >= 0:
                 path, at = [int(tokens[row, at]), *path], int(parents[row, at])
-            close(got[row, node], unrolled_logits(target, draft, texts[row], path)[-1])
+            close(got[row, node], unrolled_logits(target, draft, sequences[row], path)[-1])
         session.keep(torch.tensor([[2], [1]]))
-        assert session.lengths == [4 if len(texts[0]) == 4 else 6] * 2
-        texts = [[*text, int(tokens[row, 0]), 40 + row] for row, text in enumerate(texts)]
+        assert session.lengths == [4 if len(sequences[0]) == 4 else 6] * 2
+        sequences = [[*text, int(tokens[row, 0]), 40 + row] for row, text in enumerate(sequences)]
 
 
 def test_greedy_texts_are_the_targets():
@@ -127,8 +129,8 @@ def test_greedy_texts_are_the_targets():
         (4, ("speculative", "block", "mcsd", "specinfer", "confidence", "best_source")),
     ):
         for method in methods:
-            texts = generate(pair, prompts, method, max_new_tokens=16, temperature=0.0, batch_size=batch_size)
-            assert [text.token_ids for text in texts] == plain, (method, batch_size)
+            sequences = generate(pair, prompts, method, max_new_tokens=16, temperature=0.0, batch_size=batch_size)
+            assert [text.token_ids for text in sequences] == plain, (method, batch_size)
 
 
 @torch.no_grad()
@@ -159,9 +161,9 @@ def test_two_hundred_greedy_texts_in_float32_are_the_targets(method):
     prompts = [tokenizer(example.prompt).input_ids for example in load_frozen("math", "test")[:200]]
     settings = {"max_new_tokens": 24, "temperature": 0.0, "batch_size": 16}
     plain = generate(pair, prompts, "autoregressive", **settings)
-    texts = generate(pair, prompts, method, **settings)
-    assert len(texts) == 200 and sum(round_.num_accepted for text in texts for round_ in text.rounds) > 0
-    for ours, theirs in zip(texts, plain, strict=True):
+    sequences = generate(pair, prompts, method, **settings)
+    assert len(sequences) == 200 and sum(round_.num_accepted for text in sequences for round_ in text.rounds) > 0
+    for ours, theirs in zip(sequences, plain, strict=True):
         at = parting(ours.token_ids, theirs.token_ids)
         assert at is None or logit_gap(pair, theirs, at) < 1e-4
 
@@ -184,10 +186,10 @@ def test_whole_outputs_follow_the_targets_distribution(method, dtype):
     logits = logits.masked_fill(logits < logits.topk(4).values[..., -1:], -torch.inf)
     expected = logits.softmax(-1).gather(2, every.unsqueeze(2)).squeeze(2).prod(1)
     built = config.method(method, ["policy.num_drafted=2"] if method in ("speculative", "block") else [])
-    texts = generate(pair, [prompt] * runs, built, max_new_tokens=3, top_k=4, batch_size=3000, seed=3)
-    outputs = torch.tensor([text.token_ids for text in texts])
+    sequences = generate(pair, [prompt] * runs, built, max_new_tokens=3, top_k=4, batch_size=3000, seed=3)
+    outputs = torch.tensor([text.token_ids for text in sequences])
     counts = torch.bincount(outputs @ torch.tensor([25, 5, 1]), minlength=size**3).double()
-    assert sum(round_.num_accepted for text in texts for round_ in text.rounds) > runs / 10
+    assert sum(round_.num_accepted for text in sequences for round_ in text.rounds) > runs / 10
     assert chi_square(counts, runs * expected) > 1e-4
 
 
@@ -274,14 +276,14 @@ def test_training_sees_what_decoding_computes(window):
     target = tiny_llama(32, 3, 1, torch.float64)
     draft = tiny_eagle3(target, flags=("norm_before_residual",))
     draft.config.sliding_window = window
-    texts = [([5, 9, 33], [21, 8, 4, 70]), ([7], [60, 12, 11])]
-    states = TargetStates(target, LAYERS).of(texts)
+    sequences = [([5, 9, 33], [21, 8, 4, 70]), ([7], [60, 12, 11])]
+    states = TargetStates(target, LAYERS).of(sequences)
     positions = [range(4), [0, 2]]
-    places = [(row, len(texts[row][0]) + i) for row, where in enumerate(positions) for i in where]
-    for depth, (finals, index) in enumerate(states_by_depth(draft, states, texts, positions, 3), start=1):
+    places = [(row, len(sequences[row][0]) + i) for row, where in enumerate(positions) for i in where]
+    for depth, (finals, index) in enumerate(states_by_depth(draft, states, sequences, positions, 3), start=1):
         assert index.tolist() == [number for number, (_, place) in enumerate(places) if place > depth]
         for number, got in zip(index.tolist(), draft.lm_head.rows(finals), strict=True):
             row, place = places[number]
-            text = [*texts[row][0], *texts[row][1]]
+            text = [*sequences[row][0], *sequences[row][1]]
             begun, drafted = text[: place - depth + 1], text[place - depth + 1 : place]
             close(got, unrolled_logits(target, draft, begun, drafted)[-1][draft.lm_head.kept])

@@ -48,12 +48,12 @@ def test_calls_at_the_same_time_decode_what_they_decode_alone(method):
     pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64")
     seeds = range(4)
 
-    def texts(seed):
+    def sequences(seed):
         return [g.token_ids for g in generate(pair, PROMPTS, method, max_new_tokens=10, seed=seed, batch_size=2)]
 
-    alone = [texts(seed) for seed in seeds]
+    alone = [sequences(seed) for seed in seeds]
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(texts, seeds)) == alone
+        assert list(pool.map(sequences, seeds)) == alone
 
 
 def test_decoding_says_what_it_used():

@@ -117,15 +117,15 @@ def test_equal_tables_give_equal_texts_and_greedy_texts_are_always_the_same(name
     prompts = [[0, 1, 0, 1, 0], [1, 1, 0]]
     cheap, dear = CostTable.ratio(0.01), CostTable.ratio(0.9, 0.9)
 
-    def texts(table, temperature):
+    def sequences(table, temperature):
         method = config.method(name)
         method = replace(method, policy=replace(method.policy, costs=table))
         limits = {"max_new_tokens": 24, "temperature": temperature, "batch_size": 1}
         return [list(g.token_ids) for g in generate(testing.table_pair(), prompts, method, **limits)]
 
-    assert texts(cheap, 1.0) == texts(cheap, 1.0)
+    assert sequences(cheap, 1.0) == sequences(cheap, 1.0)
     plain = generate(testing.table_pair(), prompts, "autoregressive", max_new_tokens=24, temperature=0.0)
-    assert texts(cheap, 0.0) == texts(dear, 0.0) == [list(g.token_ids) for g in plain]
+    assert sequences(cheap, 0.0) == sequences(dear, 0.0) == [list(g.token_ids) for g in plain]
 
 
 def test_generate_measures_what_a_rule_weighs(capsys):

@@ -136,7 +136,7 @@ def test_below_the_first_level_of_a_draft_too(name, temperature, tables):
 class BrokenHead:
     """Every kind of estimator; it gives what is not a number for tokens that have come after token 6, and .9 else."""
 
-    num_earlier = 0
+    num_history = 0
 
     def bind(self, pair):
         return self

@@ -194,14 +194,14 @@ def test_embeddings_that_are_resized_between_two_calls():
 def test_adapters_that_are_switched_between_two_calls():
     model = Adapted(tiny_model("llama"))
     pair = ModelPair(target=model, end_ids=(), options=ON)
-    texts = []
+    sequences = []
     for name in ("a", "b", "a"):
         model.set_adapter(name)
-        texts.append(packed_readings(pair))
-        assert alike(texts[-1], readings(open_session(model, 2, 64)))
+        sequences.append(packed_readings(pair))
+        assert alike(sequences[-1], readings(open_session(model, 2, 64)))
     with model.disable_adapter():
-        assert not alike(packed_readings(pair), texts[0], 1e-3)
-    assert not alike(texts[0], texts[1], 1e-3)
+        assert not alike(packed_readings(pair), sequences[0], 1e-3)
+    assert not alike(sequences[0], sequences[1], 1e-3)
 
 
 @on_this_torch
@@ -260,11 +260,11 @@ def test_what_is_left_alone():
 @pytest.mark.parametrize("method", ["speculative", "mcsd", "dsbd"])
 def test_decoding_with_packed_weights(method):
     """Float32: the texts are equal as long as rounding turns no token, which it does not here."""
-    texts = []
+    sequences = []
     for packed in ("off", "on"):
         pair = ModelPair.from_pretrained("toy/target", "toy/draft", packed=packed)
-        texts.append([g.token_ids for g in generate(pair, PROMPTS, method, max_new_tokens=16, batch_size=2)])
-    assert texts[0] == texts[1]
+        sequences.append([g.token_ids for g in generate(pair, PROMPTS, method, max_new_tokens=16, batch_size=2)])
+    assert sequences[0] == sequences[1]
 
 
 # -- choices, memory, and the user's cache ----------------------------------------------------------------------------------

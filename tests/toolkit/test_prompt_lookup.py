@@ -58,11 +58,11 @@ def slow_suffix(text, most, ends, earlier=()):
 
     earlier  whole responses, each of which is copied from as the text itself is
     """
-    texts = [*earlier, text]
+    sequences = [*earlier, text]
     for size in range(len(text), 0, -1):
         after = [
             (number, end)
-            for number, other in enumerate(texts)
+            for number, other in enumerate(sequences)
             for end in range(size, len(other) + (number < len(earlier)))
             if other[end - size : end] == text[len(text) - size :]
         ]
@@ -71,15 +71,15 @@ def slow_suffix(text, most, ends, earlier=()):
     else:
         return [], 0, []
     copied, shares = [], []
-    while len(copied) < most and (going := [(n, i) for n, i in after if i < len(texts[n])]):
-        following = [texts[n][i] for n, i in going]
+    while len(copied) < most and (going := [(n, i) for n, i in after if i < len(sequences[n])]):
+        following = [sequences[n][i] for n, i in going]
         best = max(
             set(following),
-            key=lambda token: (following.count(token), max(at for at in going if texts[at[0]][at[1]] == token)),
+            key=lambda token: (following.count(token), max(at for at in going if sequences[at[0]][at[1]] == token)),
         )
         copied.append(best)
         shares.append((len(going), following.count(best) / len(going)))
-        after = [(n, i + 1) for n, i in going if texts[n][i] == best]
+        after = [(n, i + 1) for n, i in going if sequences[n][i] == best]
         if best in ends:
             break
     return copied, size, shares
@@ -207,8 +207,8 @@ def test_replay_from_the_text_alone_counts_what_decoding_counted(proposer, polic
     method = Method("lookup", policy, get("rejection"), proposer, min_drafted=0, max_drafted=5).bind(pair)
     sampling = Sampling(max_new_tokens=24, temperature=temperature, seed=3)
     live = decode(pair, prompts, method, sampling, batch_size=3)
-    texts = [(g.prompt_ids, g.token_ids) for g in live]
-    replayed = replay(Copies(method.proposer, texts, method.limit, 24, (END,)), method.policy)
+    sequences = [(g.prompt_ids, g.token_ids) for g in live]
+    replayed = replay(Copies(method.proposer, sequences, method.limit, 24, (END,)), method.policy)
     for row, generation in enumerate(live):
         assert {name: int(values[row]) for name, values in replayed.counts.items()} == vars(generation.counts)
         lengths = [r.num_accepted for r in generation.rounds]
@@ -220,12 +220,12 @@ def test_an_estimator_fitted_to_texts_is_calibrated_and_survives_its_file(tmp_pa
     pair = table_pair(3.0)
     method = Method("plain", Fixed(0), get("rejection"), SuffixProposer(), min_drafted=0)
     generations = decode(pair, [[0, 1, 0]] * 200, method, Sampling(max_new_tokens=24), batch_size=100)
-    texts = [(g.prompt_ids, g.token_ids) for g in generations]
-    inputs, labels = match.examples(SuffixProposer(), texts[:150], 5, (END,))
+    sequences = [(g.prompt_ids, g.token_ids) for g in generations]
+    inputs, labels = match.examples(SuffixProposer(), sequences[:150], 5, (END,))
     estimator = match.fit(inputs, labels)
     kept = match.MatchEstimator(path=str(estimator.save(tmp_path / "match.json"))).bind(None)
     assert kept.weights == estimator.weights
-    inputs, labels = match.examples(SuffixProposer(), texts[150:], 5, (END,))
+    inputs, labels = match.examples(SuffixProposer(), sequences[150:], 5, (END,))
     bias, *weights = kept.weights
     estimates = (inputs @ torch.tensor(weights, dtype=inputs.dtype) + bias).sigmoid()
     accepted = labels.double().mean()

@@ -265,7 +265,7 @@ def test_parts_of_a_method_that_do_not_go_together_are_refused_before_anything_i
     assert "need each other" in refusal("decode", "method=speculative_beam", "method.beams=null")
 
 
-def test_jobs_of_a_sweep_are_judged_one_by_one_and_globs_are_left_to_hydra():
+def test_jobs_of_a_sweep_are_checked_one_by_one_and_globs_are_left_to_hydra():
     assert prepare("decode", ["-m", "batch_size=0,1"]) == ["-m", "batch_size=0,1"]
     check_choices(["experiment=glob(*)", "pair.target=x", "method=null"])
 

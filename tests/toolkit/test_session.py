@@ -26,13 +26,13 @@ def test_ragged_prompts_branches_and_compaction_equal_plain_runs(family):
     for node in range(6):
         worst = max(worst, difference(model, reading.logits[:, node], [tree.text(row, node) for row in range(2)]))
 
-    texts = [tree.text(0, 4), tree.text(1, 2)]
+    sequences = [tree.text(0, 4), tree.text(1, 2)]
     assert session.keep(torch.tensor([[4], [2]])).tolist() == [[-1], [-1]]
-    assert session.lengths == [len(text) for text in texts]
+    assert session.lengths == [len(text) for text in sequences]
     tail = torch.randint(3, VOCAB, (2, 3), generator=generator)
     reading = session.extend(tail, last=3)
     for i in range(3):
-        longer = [text + tail[row, : i + 1].tolist() for row, text in enumerate(texts)]
+        longer = [text + tail[row, : i + 1].tolist() for row, text in enumerate(sequences)]
         worst = max(worst, difference(model, reading.logits[:, i], longer))
     assert worst < 1e-5
 
@@ -74,8 +74,8 @@ def test_random_extend_and_keep_equal_recomputation(family, seed):
             tree.add(tokens, parents)
             reading = session.extend(tokens, parents=parents, last=width)
             for i in range(width):
-                texts = [tree.text(row, held[row] + i) for row in range(2)]
-                assert difference(model, reading.logits[:, i], texts) < 1e-5
+                sequences = [tree.text(row, held[row] + i) for row in range(2)]
+                assert difference(model, reading.logits[:, i], sequences) < 1e-5
         kept = torch.stack([torch.randint(len(nodes), (2,), generator=generator) for nodes in tree.nodes])
         expected = [tree.keep(row, kept[row].tolist()) for row in range(2)]
         assert session.keep(kept).tolist() == expected

@@ -162,17 +162,17 @@ def test_a_changed_or_foreign_manifest_is_refused_wherever_it_is_read(tmp_path):
     for key, value in (("status", "running"), ("time", "later"), ("argv", [])):  # these may change
         path.write_text(json.dumps({**about, key: value}))
         assert stage.read_manifest(folder)[key] == value
-    texts = [json.dumps({**about, **change}) for change in ({"config": [1]}, {"inputs": 3, "files": []})]
-    texts.append(json.dumps({key: value for key, value in about.items() if key != "checksum"}))
+    sequences = [json.dumps({**about, **change}) for change in ({"config": [1]}, {"inputs": 3, "files": []})]
+    sequences.append(json.dumps({key: value for key, value in about.items() if key != "checksum"}))
     whole = json.dumps(about).encode()
     at = whole.index(b'"size": 1') + len(b'"size": ')
-    texts += [bytes([*whole[:at], whole[at] ^ 1 << bit, *whole[at + 1 :]]).decode("latin") for bit in range(8)]
-    for text in texts:
+    sequences += [bytes([*whole[:at], whole[at] ^ 1 << bit, *whole[at + 1 :]]).decode("latin") for bit in range(8)]
+    for text in sequences:
         path.write_text(text, encoding="latin")
         for read in (lambda: stage.open_stage("demo", config_at(folder, size=1)), lambda: read_folder(folder)):
             with pytest.raises(InputError, match=r"manifest.json"):
                 read()
-    path.write_text(texts[0])
+    path.write_text(sequences[0])
     with pytest.raises(InputError, match="manifest.json is damaged .*; delete it"):
         stage.read_manifest(folder)
     assert not stage.open_stage("demo", config_at(folder, size=1, overwrite=True)).finished
@@ -269,16 +269,16 @@ def test_missing_files_are_named_and_checkpoints_may_go(tmp_path, capsys):
 
 def test_what_was_asked_is_known_by_its_keys_and_contents(tmp_path):
     cfg = OmegaConf.create({"size": 1, "name": "a", "track": "x"})
-    hashed = stage.asked("demo", cfg, ["size"])
-    assert hashed == stage.asked("demo", OmegaConf.create({"size": 1, "name": "b"}), ["size", "track"])
+    hashed = stage.settings_hash("demo", cfg, ["size"])
+    assert hashed == stage.settings_hash("demo", OmegaConf.create({"size": 1, "name": "b"}), ["size", "track"])
     others = [(["size", "name"], {}), (["size", "missing"], {}), (["size"], {"more": 1}), (["size"], {"more": 2})]
-    assert len({hashed, *(stage.asked("demo", cfg, keys, **more) for keys, more in others)}) == 5
+    assert len({hashed, *(stage.settings_hash("demo", cfg, keys, **more) for keys, more in others)}) == 5
     named = []
     for name, text in (("one", "a"), ("two", "a"), ("three", "b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "prompts.jsonl").write_text(text)
         prompts = OmegaConf.create({"prompts": {"path": str(tmp_path / name / "prompts.jsonl")}})
-        named.append(stage.asked("demo", prompts, ["prompts"]))
+        named.append(stage.settings_hash("demo", prompts, ["prompts"]))
     assert named[0] == named[1] != named[2]
 
 

@@ -71,7 +71,7 @@ def test_a_command_runs_on_its_config_says_where_the_output_is_and_is_scored(cal
         (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device; .*"),
     ],
 )  # fmt: skip
-def test_what_a_user_can_mend_is_one_line(call, error, line):
+def test_what_a_user_can_fix_is_one_line(call, error, line):
     with pytest.raises(SystemExit, match=f"^{line}$") as caught:
         call([], fails(error))
     assert "\n" not in str(caught.value)

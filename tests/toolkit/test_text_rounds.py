@@ -39,7 +39,7 @@ def test_slots_without_a_text_draft_nothing(table_pair):
     free = [
         (context.room[slot], int(proposal.num_calls[slot]), int(proposal.num_drafted[slot]))
         for context, proposal in rounds
-        for slot, text in enumerate(context.texts)
+        for slot, text in enumerate(context.sequences)
         if len(text) == 1
     ]
     assert free and set(free) == {(0, 0, 0)}

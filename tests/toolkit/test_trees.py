@@ -149,7 +149,7 @@ def drafted_tree(pair, proposer, rows, seed, num_new=9, temperature=1.0):
     uniforms = torch.rand(rows, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     unread = (torch.tensor([[0, 1]] * rows), [2] * rows)
     context = DraftContext(
-        texts=[[0, 1]] * rows, sessions=sessions.drafts, unread=lambda draft: unread,
+        sequences=[[0, 1]] * rows, sessions=sessions.drafts, unread=lambda draft: unread,
         limits=torch.full((rows,), num_new), room=[num_new] * rows, uniforms=uniforms,
         sampling=Sampling(temperature=temperature), vocab_size=3, fit=pair.fit, seen=None, end_ids=(),
     )  # fmt: skip
@@ -274,7 +274,7 @@ def test_each_draft_reads_its_own_chains_only(table_pair):
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_greedy_trees_hold_the_likeliest_tokens_and_decode_the_targets_own_text(name, exact_pair, prompts):
+def test_greedy_trees_hold_the_most_probable_tokens_and_decode_the_targets_own_text(name, exact_pair, prompts):
     sampling = Sampling(temperature=0, max_new_tokens=20)
     plain = decode(exact_pair, prompts, config.method("autoregressive"), sampling)
     chain = decode(exact_pair, prompts, config.method("speculative", ["policy.num_drafted=3"]), sampling)
@@ -285,7 +285,7 @@ def test_greedy_trees_hold_the_likeliest_tokens_and_decode_the_targets_own_text(
 
 
 @pytest.mark.parametrize("shape", ["2x1x1", "4x1", "3x2x1", "5x2"])
-def test_at_temperature_0_every_draft_gives_its_next_likeliest_children(shape):
+def test_at_temperature_0_every_draft_gives_its_next_most_probable_children(shape):
     """Child j is token number j // 2 of draft j mod 2, and its descendants are that draft's; equal ones are one node."""
     merged = 0
     for seed in range(8):
@@ -298,18 +298,18 @@ def test_at_temperature_0_every_draft_gives_its_next_likeliest_children(shape):
             chains = []
             for text, source, j in children:
                 model, rank = (source, j) if level else (pair.drafts[j % 2], j // 2)
-                likeliest = model.probs[model.state(list(text))].argsort(descending=True).tolist()
-                chains += [((*text, likeliest[rank]), model)] if rank < 3 else []
+                most_probable = model.probs[model.state(list(text))].argsort(descending=True).tolist()
+                chains += [((*text, most_probable[rank]), model)] if rank < 3 else []
             levels.append([text for text, _ in chains])
-        texts = [text for level in levels for text in level]
-        nodes = list(dict.fromkeys(texts))
+        sequences = [text for level in levels for text in level]
+        nodes = list(dict.fromkeys(sequences))
         assert int(proposal.num_drafted[0]) == len(nodes)
-        merged += len(texts) - len(nodes)
+        merged += len(sequences) - len(nodes)
         paths = []
         for token, parent in zip(proposal.tokens[0].tolist(), proposal.parents[0].tolist(), strict=True):
             paths.append((*(paths[parent] if parent >= 0 else (0, 1)), token))
         assert paths[: len(nodes)] == nodes
-        assert [paths[node] for node in proposal.candidates[0].tolist()[: len(texts)]] == texts
+        assert [paths[node] for node in proposal.candidates[0].tolist()[: len(sequences)]] == sequences
     assert merged > 0
 
 
@@ -346,7 +346,7 @@ def test_a_drafts_own_temperature_0_changes_no_scheme(table_pair):
 
 
 @pytest.mark.parametrize("rule", ["specinfer", "importance", "mcsd_naive"])
-def test_likeliest_children_at_higher_temperatures_where_a_rule_is_exact_for_them(rule, table_pair):
+def test_most_probable_children_at_higher_temperatures_where_a_rule_is_exact_for_them(rule, table_pair):
     method = Method("top", Fixed(9), get(rule), TreeProposer("2x2", "top_k"))
     other = TabularModel.random(3, 1, torch.Generator().manual_seed(9), sharpness=1.5)
     several = ModelPair(target=table_pair.target, drafts=[table_pair.draft, other], end_ids=(2,))

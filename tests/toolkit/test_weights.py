@@ -230,12 +230,12 @@ def greedy(model, length=8):
 
 def decoded(target, draft=None):
     """With packed weights, which are the same text."""
-    method, texts = "autoregressive" if draft is None else "speculative", []
+    method, sequences = "autoregressive" if draft is None else "speculative", []
     for packed in ("off", "on"):
         pair = ModelPair(target=target, draft=draft, end_ids=(), options=EngineOptions(packed=packed))
-        texts.append(generate(pair, [PROMPT], method, temperature=0, max_new_tokens=8)[0].token_ids)
-    assert texts[0] == texts[1]
-    return texts[0]
+        sequences.append(generate(pair, [PROMPT], method, temperature=0, max_new_tokens=8)[0].token_ids)
+    assert sequences[0] == sequences[1]
+    return sequences[0]
 
 
 @pytest.mark.parametrize("change", [eight_bits, lambda model: compiled(Adapted(model))])

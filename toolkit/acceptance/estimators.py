@@ -34,9 +34,9 @@ class HeadEstimator:
     log_w_rej: float = 0.0
 
     @property
-    def num_earlier(self) -> int:
+    def num_history(self) -> int:
         """The number of positions before a step that its head reads."""
-        return int(getattr(self.scorer, "num_earlier", 0))
+        return int(getattr(self.scorer, "num_history", 0))
 
     def bind(self, pair: Any) -> HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
@@ -69,9 +69,9 @@ class PrereadEstimator:
     instead: HeadEstimator | None = None
 
     @property
-    def num_earlier(self) -> int:
+    def num_history(self) -> int:
         """The number of positions before a step that its head reads."""
-        return int(getattr(self.scorer, "num_earlier", 0)) if self.instead is None else self.instead.num_earlier
+        return int(getattr(self.scorer, "num_history", 0)) if self.instead is None else self.instead.num_history
 
     def bind(self, pair: Any) -> PrereadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""

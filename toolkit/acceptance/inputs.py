@@ -20,10 +20,10 @@ from torch.nn.functional import rms_norm
 
 from toolkit.config.notes import Between
 from toolkit.errors import InputError
-from toolkit.types import SMALLEST, Earlier, Step
+from toolkit.types import SMALLEST, History, Step
 
 NUM_STATISTICS = 5
-NUM_EARLIER_STATISTICS = 4
+NUM_HISTORY_STATISTICS = 4
 NUM_LIKELIHOOD = 2
 
 
@@ -51,7 +51,7 @@ class Inputs:
         return {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
 
     @property
-    def num_earlier(self) -> int:
+    def num_history(self) -> int:
         """The number of earlier positions that have to be kept for the head."""
         return max(self.earlier, int(self.likelihood))
 
@@ -64,7 +64,7 @@ class Inputs:
         parts = (
             self.earlier_states * hidden_size,
             self.earlier_tokens * embedding_size,
-            self.earlier_statistics * NUM_EARLIER_STATISTICS,
+            self.earlier_statistics * NUM_HISTORY_STATISTICS,
             1,  # whether there is such a position
         )
         return self.earlier * sum(parts) + self.likelihood * NUM_LIKELIHOOD + self.round_depth
@@ -79,14 +79,14 @@ class Inputs:
         newest = newest_features(step, table)
         return self.with_more(newest, self.before(step), table, step.depth if depth is None else depth)
 
-    def before(self, step: Step) -> Earlier | None:
+    def before(self, step: Step) -> History | None:
         """The positions before a step that the head reads; None if it reads none.
 
         Raises InputError where the step does not know them.
         """
-        if not self.num_earlier:
+        if not self.num_history:
             return None
-        before = step.earlier(self.num_earlier)
+        before = step.history(self.num_history)
         if before is None:
             raise InputError(
                 "this head reads earlier positions of the text, which only drafted chains keep: expected a method that "
@@ -94,11 +94,11 @@ class Inputs:
             )
         return before
 
-    def with_more(self, newest: Tensor, before: Earlier | None, table: Tensor | None, depth: Tensor | int) -> Tensor:
+    def with_more(self, newest: Tensor, before: History | None, table: Tensor | None, depth: Tensor | int) -> Tensor:
         """The newest position's features [B, ...] followed by the others: earlier positions, likelihood, depth."""
         parts = [newest]
         if before is not None and self.earlier:
-            parts.append(self._of_earlier(before.last(self.earlier), table).to(newest.dtype))
+            parts.append(self._of_history(before.last(self.earlier), table).to(newest.dtype))
         if before is not None and self.likelihood:
             mean = before.likelihood / before.count.clamp(min=1)
             parts.append(torch.stack([mean, before.count.log1p()], -1).to(newest.dtype))
@@ -106,7 +106,7 @@ class Inputs:
             parts.append(depth_features(depth, self.round_depth, newest))
         return newest if len(parts) == 1 else torch.cat(parts, -1)
 
-    def _of_earlier(self, before: Earlier, table: Tensor | None) -> Tensor:
+    def _of_history(self, before: History, table: Tensor | None) -> Tensor:
         """Features of the earlier positions [B, H * ...], oldest first."""
         present = before.present.float().unsqueeze(-1)
         parts = [present]

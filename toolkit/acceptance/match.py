@@ -95,9 +95,9 @@ def examples(
         for start in range(len(prompt), len(whole)):
             copy = proposer.lookup(whole[:start], min(most, len(whole) - start), end_ids)
             agreeing = [token == other for token, other in zip(copy.tokens, whole[start:], strict=False)]
-            judged = agreeing.index(False) + 1 if False in agreeing else len(agreeing)
-            labels += agreeing[:judged]
-            for i in range(judged):
+            num_verified = agreeing.index(False) + 1 if False in agreeing else len(agreeing)
+            labels += agreeing[:num_verified]
+            for i in range(num_verified):
                 rows.append((copy.length, copy.occurrences[i], copy.agreement[i], i + 1))
     length, occurrences, agreement, depth = torch.tensor(rows, dtype=torch.float64).reshape(-1, 4).unbind(-1)
     return inputs_of(Match(length, occurrences, agreement), depth), torch.tensor(labels)

@@ -27,7 +27,7 @@ from toolkit.files.text import first_line
 
 CONFIG, FILES = "config.json", ("model.safetensors", "pytorch_model.bin")
 PARTS = ("weight", "bias")
-MEND = "download the head again"
+HINT = "download the head again"
 
 
 def is_published(folder: Path) -> bool:
@@ -90,11 +90,11 @@ def head_of(state: Mapping[str, Tensor], config: Mapping[str, Any], path: Path) 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
-        return load_tensors(path, "file of a published head's weights", MEND)[0]
+        return load_tensors(path, "file of a published head's weights", HINT)[0]
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and torch each raise their own errors for other files
-        raise InputError(f"{path} is not a file of tensors: {first_line(error)}; {MEND}") from None
+        raise InputError(f"{path} is not a file of tensors: {first_line(error)}; {HINT}") from None
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise InputError(f"{path}: expected a mapping of names to tensors; {MEND}")
+        raise InputError(f"{path}: expected a mapping of names to tensors; {HINT}")
     return dict(tensors)

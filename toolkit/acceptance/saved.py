@@ -25,7 +25,7 @@ from toolkit.files.tensors import CHECKSUM, load_tensors, save_tensors
 from toolkit.files.text import first_line
 
 REMOVED = {"output": "probabilities of whole rounds", "layers": "states of earlier layers"}  # inputs of earlier heads
-MEND = "export the head again (run its training's command once more), or copy it from where it is whole"
+HINT = "export the head again (run its training's command once more), or copy it from where it is whole"
 
 
 class AtWork:
@@ -39,9 +39,9 @@ class AtWork:
         return self.module.key
 
     @property
-    def num_earlier(self) -> int:
+    def num_history(self) -> int:
         """The number of positions before a step that the head reads."""
-        return self.module.inputs.num_earlier
+        return self.module.inputs.num_history
 
     @property
     def reads_depth(self) -> bool:
@@ -108,7 +108,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
         folder = Path(folder)
         if not cls.is_in(folder):
             raise InputError(f"expected {cls.what} ({cls.config_file} and {cls.weights_file}) in {folder}, found none")
-        weights, metadata = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
+        weights, metadata = load_tensors(folder / cls.weights_file, "file of a head's weights", HINT)
         record = _checked(folder / cls.config_file, needed=bool(metadata))
         for name, reason in REMOVED.items():
             if name in record.get("head", {}):
@@ -123,7 +123,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
         except (KeyError, TypeError, RuntimeError) as error:
             raise InputError(f"{folder} does not hold {cls.what} as a whole: {first_line(error)}") from error
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
-            raise InputError(f"{folder} holds {cls.what} whose weights are not all numbers: {MEND}")
+            raise InputError(f"{folder} holds {cls.what} whose weights are not all numbers: {HINT}")
         head.about = {name: fact for name, fact in record.items() if name != "head"}
         return head.eval().requires_grad_(False), record
 
@@ -203,11 +203,11 @@ def write_card(folder: Path | str) -> Path:
 def _checked(path: Path, needed: bool) -> dict[str, Any]:
     """A head's config without its checksum. Raises InputError if that does not match; configs of other programs have none."""
     if path.stat().st_size == 0:
-        raise InputError(f"{path} is empty: expected a head's config; {MEND}")
+        raise InputError(f"{path} is empty: expected a head's config; {HINT}")
     record = read_json(path)
     if not isinstance(record, dict):
-        raise InputError(f"{path} is not a head's config; {MEND}")
+        raise InputError(f"{path} is not a head's config; {HINT}")
     checksum = record.pop(CHECKSUM, None)
     if (checksum is not None or needed) and checksum != content_hash(record, 64):
-        raise InputError(f"{path} is damaged: its checksum does not match; {MEND}")
+        raise InputError(f"{path} is damaged: its checksum does not match; {HINT}")
     return record

@@ -42,7 +42,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
             ConfigStore.instance(), flags.overrides, (files.CONF, *files.user_folders())
         )  # of every job of a sweep
         overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
-        runs = not (flags.cfg or flags.info or flags.multirun)  # each job of a sweep is judged when it runs
+        runs = not (flags.cfg or flags.info or flags.multirun)  # each job of a sweep is checked when it runs
         root = flags.config_name or config_name
         check(composed(root, overrides), root, complete=runs, values=runs)
         gone = removed_words(root, overrides)

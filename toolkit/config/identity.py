@@ -138,7 +138,7 @@ class Contents:
         revision = None if revision is None else str(revision)
         commit = digests.hub_commit(name, revision, kind)
         if commit is None and self.ask:
-            commit = digests.asked_commit(name, revision, kind)
+            commit = digests.commit_on_hub(name, revision, kind)
         files = {} if commit is None else digests.hub_files(name, commit, kind)
         self.models[path] = {"name": name, "revision": revision, "commit": commit, "files": files}
         return f"commit:{commit}" if commit is not None else f"{UNRESOLVED}{name}@{revision or 'main'}"

@@ -13,7 +13,7 @@ from toolkit.config.store import compose_unchecked
 from toolkit.config.values import is_node
 from toolkit.errors import InputError, unknown_name
 
-YARDSTICKS = ("oracle", "upper_bound")  # of analysis.tables.grid: no methods, with parameters of their own
+REFERENCES = ("oracle", "upper_bound")  # of analysis.tables.grid: no methods, with parameters of their own
 TOY = Path(__file__).parent.parent / "assets" / "toy"
 
 
@@ -39,11 +39,11 @@ def check_grid(grid: Mapping[str, Any], check: Callable[[str, Any, Any], None]) 
 
     check  takes a path, a value and what its type must be
     """
-    names, settings = [*choices("method"), *YARDSTICKS], dict[str, Mapping[str, Any]]()
+    names, settings = [*choices("method"), *REFERENCES], dict[str, Mapping[str, Any]]()
     for name, content in grid.items():
         if name not in names:
             raise unknown_name("method", str(name), names)
-        if name not in YARDSTICKS and isinstance(content, Mapping):
+        if name not in REFERENCES and isinstance(content, Mapping):
             settings[name] = flatten(content)
             if settings[name].get("impossible", "skip") != "skip":
                 raise InputError(f"grid.{name}.impossible: expected skip, got {content['impossible']!r}")

@@ -31,7 +31,7 @@ from toolkit.errors import NOT_NUMBERS
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping.base import State, with_fresh
-from toolkit.types import Drafted, Generation, Judged
+from toolkit.types import Drafted, Generation, Verified
 from toolkit.verification.base import num_uniforms
 
 PREFILL = 8  # rows with at least as many unread tokens join a running batch through forward passes without the others
@@ -40,7 +40,7 @@ TOGETHER = 8192  # tokens that are read together at most, padding included, unle
 
 ContextT = TypeVar("ContextT")
 ProposalT = TypeVar("ProposalT", bound=Drafted)
-VerdictT = TypeVar("VerdictT", bound=Judged)
+VerdictT = TypeVar("VerdictT", bound=Verified)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from toolkit.decoding.beam_settings import Beams
-from toolkit.decoding.judging import BeamVerdict
+from toolkit.decoding.beam_verdict import BeamVerdict
 from toolkit.decoding.proposers.forest import Forest
 
 Ends = Callable[[int, int], bool]  # whether a text is over with this token after the block's beam or node

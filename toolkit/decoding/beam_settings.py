@@ -20,7 +20,7 @@ class Beams:
     """Several texts per row.
 
     num_beams       W: beams of a layer (W_L of DSBD with a fixed width)
-    selection       "sample": i.i.d. draws from the joint distribution of beams and tokens; "top": the likeliest pairs
+    selection       "sample": i.i.d. draws from the joint distribution of beams and tokens; "top": the most probable pairs
                     (beam search)
     threshold       t of DSBD: a layer asks for the most beams that it gets with a probability of at least t; None: for W
     min_width       W_min of DSBD: the fewest beams that a layer asks for
@@ -28,9 +28,9 @@ class Beams:
                     after every round: DSBD's variant with one cache. It is not lossless: the distribution of the text is
                     no longer that of plain beams
     collapse_to     which beam is kept. "distribution": a draw from the beams' joint distribution since the last collapse,
-                    warped over the beams as one distribution; at temperature 0 the likeliest beam. "draw": one of the
+                    warped over the beams as one distribution; at temperature 0 the most probable beam. "draw": one of the
                     sampled beams, each with the same probability (MTJD by beam sampling); after every layer this is plain
-                    sampling. "best": the beam that is likeliest per token, so of the lowest perplexity
+                    sampling. "best": the beam that is most probable per token, so of the lowest perplexity
 
     Raises InputError for settings that contradict each other.
     """
@@ -56,7 +56,7 @@ class Beams:
         return self.collapse_after is None or (self.collapse_after == 1 and self.collapse_to == "draw")
 
     def greedy(self) -> Beams:
-        """The settings at temperature 0, where beams that are sampled are all the same: the likeliest of searched blocks."""
+        """The settings at temperature 0, where sampled beams are all the same: the most probable of searched blocks."""
         return replace(self, selection="top", collapse_to="distribution") if self.collapse_to == "draw" else self
 
     def check_drafts(self, num_candidates: int) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from toolkit.decoding.batch import Batch, Clock, Job, Row, right_aligned
 from toolkit.decoding.beam_round import Beam, BeamRound
-from toolkit.decoding.judging import BeamVerdict, judge
+from toolkit.decoding.beam_verdict import BeamVerdict, verify_forest
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers.forest import Forest, ForestContext, ForestProposer
 from toolkit.decoding.text_order import TextOrder
@@ -99,7 +99,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
             held=[self.target.index.num_nodes(slot) for slot in range(len(self.rows))],
             scores=torch.tensor(scores, dtype=torch.float64, device=self.device),
             draft_scores=torch.tensor(by_draft, dtype=torch.float64, device=self.device),
-            texts=TextOrder.of(tensor_on(self.device, [_codes(beams.living, width) for beams in self.beams])),
+            sequences=TextOrder.of(tensor_on(self.device, [_codes(beams.living, width) for beams in self.beams])),
             limits=tensor_on(self.device, limits),
             most=max(0, *limits),
             uniforms=uniforms[:, : self.most],
@@ -134,13 +134,13 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         room = tensor_on(self.device, [self._room(beams) for beams in self.beams])
         arguments = (self.rule, self.settings, proposal, scores, uniforms, self.sampling, self.end_ids, room)
         if not self.has_stops:
-            return judge(*arguments)
+            return verify_forest(*arguments)
         stopped = tensor_on(self.device, self._stopped(proposal))
-        verdict = judge(*arguments, stopped)
+        verdict = verify_forest(*arguments, stopped)
         looked_at, available = verdict.extra_tokens.shape[1], scores.shape[1] * scores.shape[2]
         while self.settings.selection == "top" and looked_at < available and self._lacks_beams(proposal, verdict):
             looked_at = min(2 * looked_at, available)
-            verdict = judge(*arguments, stopped, looked_at)
+            verdict = verify_forest(*arguments, stopped, looked_at)
         return verdict
 
     # -- what ends a beam -----------------------------------------------------------------------------------------
@@ -157,11 +157,11 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         tokens, parents = forest.tokens.tolist(), forest.parents.tolist()
         stopped = []
         for slot, beams in enumerate(self.beams):
-            texts = [beam.tokens for beam in beams.living]
-            texts += [[]] * (forest.num_before - len(texts))
+            sequences = [beam.tokens for beam in beams.living]
+            sequences += [[]] * (forest.num_before - len(sequences))
             for token, parent in zip(tokens[slot], parents[slot], strict=True):
-                texts.append([*texts[parent], token])
-            nodes = texts[forest.num_before :]
+                sequences.append([*sequences[parent], token])
+            nodes = sequences[forest.num_before :]
             stopped.append([self.busy[slot] and self._stops(slot, text) for text in nodes])
         return stopped
 
@@ -172,8 +172,8 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
             old, pairs = self.beams[slot].living, facts.extras(slot)
             if not self.busy[slot] or not facts.valid[slot] or len(pairs) < most:
                 continue
-            texts = ([*facts.path(slot, parent, old), token] for parent, token, _ in pairs)
-            if sum(not self._ends(slot, text) for text in texts) < self.settings.num_beams:
+            sequences = ([*facts.path(slot, parent, old), token] for parent, token, _ in pairs)
+            if sum(not self._ends(slot, text) for text in sequences) < self.settings.num_beams:
                 return True
         return False
 

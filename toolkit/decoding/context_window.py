@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from toolkit.engine.device import tensor_on
-from toolkit.types import SMALLEST, DraftStep, Earlier
+from toolkit.types import SMALLEST, DraftStep, History
 
-Positions = dict[str, Tensor]  # the per-position fields of `Earlier`
+Positions = dict[str, Tensor]  # the per-position fields of `History`
 
 
-class EarlierPositions:
+class HistoryWindow:
     """The newest `count` positions of every slot's text.
 
     pending  tokens per slot whose states the next round's first forward pass brings, beyond the newest token's: set by the
@@ -32,8 +32,8 @@ class EarlierPositions:
     def __init__(self, num_rows: int, count: int):
         self.num_rows, self.count = num_rows, count
         self.pending: list[int] = [0] * num_rows
-        self.now: Earlier | None = None  # before the next token
-        self._start: Earlier | None = None  # at the round's start
+        self.now: History | None = None  # before the next token
+        self._start: History | None = None  # at the round's start
         self._steps: list[DraftStep] = []
 
     @property
@@ -96,21 +96,21 @@ class EarlierPositions:
         fields = {name: value.clone() for name, value in vars(self.now).items()}
         for value in fields.values():
             value[slot] = 0
-        self.now = Earlier(**fields)
+        self.now = History(**fields)
 
     def select(self, slots: Sequence[int]) -> None:
         """Keep these slots only, in this order."""
         self.num_rows, self.pending = len(slots), [self.pending[slot] for slot in slots]
         if self.now is not None:
-            self.now = Earlier(**{name: value[list(slots)] for name, value in vars(self.now).items()})
+            self.now = History(**{name: value[list(slots)] for name, value in vars(self.now).items()})
 
 
-def _nothing(num_rows: int, count: int, like: Tensor) -> Earlier:
+def _nothing(num_rows: int, count: int, like: Tensor) -> History:
     """A window without any position."""
     zeros = torch.zeros(num_rows, count, dtype=torch.float32, device=like.device)
     hidden = torch.zeros(num_rows, count, like.shape[-1], dtype=like.dtype, device=like.device)
     sums = torch.zeros(num_rows, dtype=torch.float32, device=like.device)
-    return Earlier(hidden, zeros.long(), zeros, zeros, torch.stack([zeros, zeros], -1), zeros.bool(), sums, sums)
+    return History(hidden, zeros.long(), zeros, zeros, torch.stack([zeros, zeros], -1), zeros.bool(), sums, sums)
 
 
 def _entry(step: DraftStep) -> Positions:
@@ -129,11 +129,11 @@ def _positions(hidden: Tensor, tokens: Tensor, token_prob: Tensor, entropy: Tens
     }  # fmt: skip
 
 
-def _moved(old: Earlier, new: Positions, index: Tensor, mine: Tensor) -> Earlier:
+def _moved(old: History, new: Positions, index: Tensor, mine: Tensor) -> History:
     """The positions at index [B, H] of old and new ones side by side. mine [B, n]: the new ones that each text has."""
     rows = torch.arange(len(index), device=index.device).unsqueeze(1)
     joined = {
         name: torch.cat([values, new[name].to(values.dtype)], 1)[rows, index] for name, values in old.positions.items()
     }
     log_probs = torch.where(mine, new["token_prob"].double().clamp(min=SMALLEST).log(), 0.0)
-    return Earlier(**joined, likelihood=old.likelihood + log_probs.sum(1).float(), count=old.count + mine.sum(1))
+    return History(**joined, likelihood=old.likelihood + log_probs.sum(1).float(), count=old.count + mine.sum(1))

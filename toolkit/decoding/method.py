@@ -97,9 +97,9 @@ class Method:
                 f"method {self.name}: {type(self.policy).__name__} reads the states of one draft model, and "
                 f"{method.num_drafts(len(pair.drafts))} take part; expected a policy that does not, or one draft"
             )
-        if bounded.num_earlier and not self.proposer.keeps_earlier:
+        if bounded.num_history and not self.proposer.keeps_history:
             raise InputError(
-                f"method {self.name}: its head reads {bounded.num_earlier} earlier positions of the text, and "
+                f"method {self.name}: its head reads {bounded.num_history} earlier positions of the text, and "
                 f"{type(self.proposer).__name__} keeps none; expected a method of chains, or a head with "
                 "head.earlier=0"
             )
@@ -108,7 +108,7 @@ class Method:
                 raise InputError(
                     f"method {self.name}: its beams need a separate draft, got one that reads the target's states"
                 )
-            if bounded.num_earlier:
+            if bounded.num_history:
                 raise InputError(
                     f"method {self.name}: its head reads earlier positions, which a draft that reads the target's states "
                     "computes again in every round; expected a head with head.earlier=0"
@@ -120,9 +120,9 @@ class Method:
     def at(self, sampling: Sampling) -> Method:
         """The method at these settings. Raises InputError for settings that it cannot do.
 
-        At temperature 0 the children of a tree's node are the draft's likeliest tokens, whatever the scheme. The walk
-        goes on iff the target's likeliest token is among them, whatever the rule (MCSD, arXiv:2401.06706, section 3).
-        Blocks of which one is drawn (MTJD) are searched for the likeliest.
+        At temperature 0 the children of a tree's node are the draft's most probable tokens, whatever the scheme. The walk
+        goes on iff the target's most probable token is among them, whatever the rule (MCSD, arXiv:2401.06706, section 3).
+        Blocks of which one is drawn (MTJD) are searched for the most probable.
         """
         if self.beams is not None:
             if sampling.repetition_penalty != 1.0:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding.batch import Batch, Clock, Job, Row, right_aligned
-from toolkit.decoding.context_window import EarlierPositions
+from toolkit.decoding.context_window import HistoryWindow
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers.base import DraftContext, TextProposer
 from toolkit.engine import Session
@@ -33,8 +33,8 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         proposer, rule = job.method.proposer, job.method.rule
         assert isinstance(proposer, TextProposer) and isinstance(rule, TextRule)  # checked by Method
         self.proposer, self.rule = proposer, rule
-        count = job.method.policy.num_earlier
-        self.earlier = EarlierPositions(len(rows), count) if count and self.drafts else None
+        count = job.method.policy.num_history
+        self.earlier = HistoryWindow(len(rows), count) if count and self.drafts else None
 
     @staticmethod
     def capacity(method: Method, sampling: Sampling, longest: int) -> int:
@@ -69,7 +69,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
                 for slot, row in enumerate(self.rows)
             ]
         return DraftContext(
-            texts=[row.context for row in self.rows],
+            sequences=[row.context for row in self.rows],
             sessions=self.drafts,
             unread=cache(lambda draft: self._unread(self.drafts[draft])),
             limits=tensor_on(self.device, room),

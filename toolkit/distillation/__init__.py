@@ -4,11 +4,11 @@ from toolkit.distillation.data import TextData
 from toolkit.distillation.losses import (
     AcceptanceLikelihood,
     CrossEntropy,
+    DistillBatch,
     ForwardKL,
     JensenShannon,
     Loss,
     Mixture,
-    Outlook,
     ReverseKL,
     Term,
     TotalVariation,
@@ -16,6 +16,17 @@ from toolkit.distillation.losses import (
 from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 
 __all__ = [
-    "AcceptanceLikelihood", "CachedTeacher", "CrossEntropy", "ForwardKL", "JensenShannon", "Loss", "Mixture",
-    "OnlineTeacher", "Outlook", "ReverseKL", "Term", "TextData", "TotalVariation",
+    "AcceptanceLikelihood",
+    "CachedTeacher",
+    "CrossEntropy",
+    "DistillBatch",
+    "ForwardKL",
+    "JensenShannon",
+    "Loss",
+    "Mixture",
+    "OnlineTeacher",
+    "ReverseKL",
+    "Term",
+    "TextData",
+    "TotalVariation",
 ]  # fmt: skip

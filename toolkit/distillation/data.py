@@ -24,11 +24,13 @@ class DraftBatch:
     """
 
     def __init__(
-        self, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None, most: int = TOKENS_AT_ONCE
+        self, sequences: Sequence[Text], positions: Sequence[Sequence[int]] | None = None, most: int = TOKENS_AT_ONCE
     ):
-        self.texts, self.most = list(texts), most
-        self.positions = positions or [range(len(produced)) for _, produced in texts]
-        labels = [produced[i] for (_, produced), where in zip(self.texts, self.positions, strict=True) for i in where]
+        self.sequences, self.most = list(sequences), most
+        self.positions = positions or [range(len(produced)) for _, produced in sequences]
+        labels = [
+            produced[i] for (_, produced), where in zip(self.sequences, self.positions, strict=True) for i in where
+        ]
         self.labels = torch.tensor(labels, dtype=torch.long)
 
     def emptied(self) -> DraftBatch:
@@ -37,8 +39,8 @@ class DraftBatch:
 
     def parts(self) -> Iterator[DraftBatch]:
         """The texts that a forward pass reads at once, group by group."""
-        for group in groups([length_of(text) for text in self.texts], self.most):
-            yield DraftBatch([self.texts[i] for i in group], [self.positions[i] for i in group], self.most)
+        for group in groups([length_of(text) for text in self.sequences], self.most):
+            yield DraftBatch([self.sequences[i] for i in group], [self.positions[i] for i in group], self.most)
 
 
 def length_of(text: Text) -> int:
@@ -66,21 +68,21 @@ class TextPart(Examples):
     tokens_at_once  that a forward pass reads
     """
 
-    def __init__(self, texts: Sequence[Text], most: int | None = None, tokens_at_once: int = TOKENS_AT_ONCE):
-        ends = [0, *accumulate(len(produced) for _, produced in texts)]
+    def __init__(self, sequences: Sequence[Text], most: int | None = None, tokens_at_once: int = TOKENS_AT_ONCE):
+        ends = [0, *accumulate(len(produced) for _, produced in sequences)]
         total = self.total = ends[-1]
         count = self.num_positions = total if most is None else min(most, total)
         positions = [  # number n of `count` is token n * total // count of all texts
             [n * total // count - begin for n in range(-(-begin * count // total), -(-end * count // total))]
             for begin, end in pairwise(ends)
         ]
-        looked_at = [(text, where) for text, where in zip(texts, positions, strict=True) if where]
+        looked_at = [(text, where) for text, where in zip(sequences, positions, strict=True) if where]
         self.whole = DraftBatch([text for text, _ in looked_at], [where for _, where in looked_at], tokens_at_once)
         self.num_examples = len(looked_at)
 
     def batch(self, examples: Sequence[int]) -> DraftBatch:
-        texts, positions = self.whole.texts, self.whole.positions
-        return DraftBatch([texts[i] for i in examples], [positions[i] for i in examples], self.whole.most)
+        sequences, positions = self.whole.sequences, self.whole.positions
+        return DraftBatch([sequences[i] for i in examples], [positions[i] for i in examples], self.whole.most)
 
 
 class TextData(ResumableData):
@@ -97,7 +99,7 @@ class TextData(ResumableData):
 
     def __init__(
         self,
-        texts: Sequence[Text],
+        sequences: Sequence[Text],
         batch_size: Annotated[int, AtLeast(1)] = 16,
         validation_fraction: Annotated[float, Between(0, 1, "()")] = 0.1,
         shuffle: bool = True,
@@ -106,20 +108,20 @@ class TextData(ResumableData):
     ):
         super().__init__()
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
-        train, validation = split(texts, validation_fraction, seed)
+        train, validation = split(sequences, validation_fraction, seed)
         self.states: dict[str, TextPart] = {
             "train": TextPart(train, None, tokens_at_once),
             "validation": TextPart(validation, MEASURED, tokens_at_once),
         }
 
 
-def split(texts: Sequence[Text], fraction: float, seed: int) -> tuple[list[Text], list[Text]]:
+def split(sequences: Sequence[Text], fraction: float, seed: int) -> tuple[list[Text], list[Text]]:
     """Training and validation texts; all texts of a prompt are on one side. Raises InputError for a single prompt."""
-    prompts = list(dict.fromkeys(tuple(prompt) for prompt, _ in texts))
+    prompts = list(dict.fromkeys(tuple(prompt) for prompt, _ in sequences))
     if len(prompts) < 2:
         raise InputError(f"expected responses to at least 2 prompts, to train and to validate on, got {len(prompts)}")
     count = min(max(round(fraction * len(prompts)), 1), len(prompts) - 1)
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist()
     held_out = {prompts[i] for i in order[:count]}
-    train = [text for text in texts if tuple(text[0]) not in held_out]
-    return train, [text for text in texts if tuple(text[0]) in held_out]
+    train = [text for text in sequences if tuple(text[0]) not in held_out]
+    return train, [text for text in sequences if tuple(text[0]) in held_out]

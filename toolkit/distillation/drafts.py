@@ -224,7 +224,7 @@ Use it: `ModelPair.from_pretrained("{pair["target"]}", "FOLDER")`, or inside tra
 # -- drafts of the target's layers -----------------------------------------------------------------------------
 
 
-def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> list[int]:
+def most_costly(model: Any, sequences: Sequence[Text], count: int, folder: Path) -> list[int]:
     """The layers whose absence costs most, in their order. Raises InputError for more than there are.
 
     folder  where the costs are kept, under a hash of model and texts
@@ -235,22 +235,24 @@ def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> 
     total = len(layers)
     if count > total:
         raise InputError(f"layers: expected at most {total}, got {count}")
-    path = folder / f"{content_hash([fingerprint(model), name, [[*map(list, text)] for text in texts]])}.json"
+    path = folder / f"{content_hash([fingerprint(model), name, [[*map(list, text)] for text in sequences]])}.json"
     if path.exists():
         costs = read_json(path)["nats"]
     else:
-        costs = list(tqdm(absence_costs(model, texts), desc="cost of each layer's absence", total=total, unit="layer"))
+        costs = list(
+            tqdm(absence_costs(model, sequences), desc="cost of each layer's absence", total=total, unit="layer")
+        )
         write_json(path, {"nats": costs})
     return sorted(sorted(range(total), key=lambda layer: -costs[layer])[:count])
 
 
 @torch.no_grad()
-def absence_costs(model: Any, texts: Sequence[Text]) -> Iterator[float]:
+def absence_costs(model: Any, sequences: Sequence[Text]) -> Iterator[float]:
     """The cost of each layer's absence, in nats per response token, layer by layer: L + 1 forward passes over the texts."""
-    whole = produced_logits(model, texts).float().log_softmax(-1)
+    whole = produced_logits(model, sequences).float().log_softmax(-1)
     for layer in range(len(layers_in(model))):
         with skipped(model, [layer]):
-            without = produced_logits(model, texts).float().log_softmax(-1)
+            without = produced_logits(model, sequences).float().log_softmax(-1)
         yield float(nn.functional.kl_div(without, whole, reduction="batchmean", log_target=True))
 
 

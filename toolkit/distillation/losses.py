@@ -18,7 +18,7 @@ Where the draft has rows for V' tokens alone, q is 0 at all others. So forward K
 cross entropy leaves out the tokens that have no row. All other losses are finite, and count p's mass outside of V'. Where only
 k tokens of p are known, how much of the others' mass lies in V' is not: forward KL takes the share that makes it smallest.
 
-Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`Outlook`).
+Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`DistillBatch`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOWEST = -1e4  # log of a probability that is exactly 0 in every format; finite,
 
 
 @dataclass(frozen=True)
-class Outlook:
+class DistillBatch:
     """The distributions of target and draft at n positions.
 
     target_log_probs [n, C], draft_log_probs [n, C]  log p and log q; C categories that add up to 1.
@@ -77,7 +77,7 @@ class Outlook:
 
 class Loss(ABC):
     @abstractmethod
-    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+    def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
         """The loss [n]; `progress` is the share of the training that is done, for schedules."""
 
 
@@ -85,11 +85,11 @@ class Loss(ABC):
 class ForwardKL(Loss):
     """sum p log(p / q): the draft covers whatever the target may say."""
 
-    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        p, q = outlook.target_log_probs, outlook.draft_log_probs
-        if outlook.reduced:
+    def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
+        p, q = batch.target_log_probs, batch.draft_log_probs
+        if batch.reduced:
             p = p.masked_fill(q <= LOWEST, -torch.inf)
-            if outlook.has_rest:
+            if batch.has_rest:
                 p = torch.cat([p[:, :-1], torch.minimum(p[:, -1:], _smallest_rest(p, q))], -1)
             p = p.log_softmax(-1).clamp(min=LOWEST)
         return _kl(p, q)
@@ -109,8 +109,8 @@ def _smallest_rest(p: Tensor, q: Tensor) -> Tensor:
 class ReverseKL(Loss):
     """sum q log(q / p): the draft says nothing that the target would not."""
 
-    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        return _kl(outlook.draft_log_probs, outlook.target_log_probs)
+    def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
+        return _kl(batch.draft_log_probs, batch.target_log_probs)
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class JensenShannon(Loss):
     def __post_init__(self) -> None:
         check_ranges(self, "loss.")
 
-    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        p, q = outlook.target_log_probs, outlook.draft_log_probs
+    def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
+        p, q = batch.target_log_probs, batch.draft_log_probs
         share = torch.tensor(self.beta, dtype=p.dtype, device=p.device)
         mixed = torch.logaddexp(p + share.log(), q + torch.log1p(-share))
         return share * _kl(p, mixed) + (1 - share) * _kl(q, mixed)
@@ -136,8 +136,8 @@ class JensenShannon(Loss):
 class TotalVariation(Loss):
     """The probability of rejection itself. Its gradient vanishes where p and q share no mass: warm starts, or mixtures."""
 
-    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        p, q = outlook.disjoint
+    def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
+        p, q = batch.disjoint
         return (p.exp() - q.exp()).abs().sum(-1) / 2
 
 
@@ -145,16 +145,16 @@ class TotalVariation(Loss):
 class AcceptanceLikelihood(Loss):
     """-log alpha: total variation's direction, with a gradient 1 / alpha times as long."""
 
-    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        return -torch.minimum(*outlook.disjoint).logsumexp(-1)
+    def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
+        return -torch.minimum(*batch.disjoint).logsumexp(-1)
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
     """-log q(token): ordinary training on the texts, the control of every other loss."""
 
-    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        return -outlook.token_log_probs.masked_fill(~outlook.has_row, 0.0)
+    def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
+        return -batch.token_log_probs.masked_fill(~batch.has_row, 0.0)
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,9 @@ class Mixture(Loss):
         if not any(term.weight for term in terms) or not any(term.at(1.0) for term in terms):
             raise InputError("loss.terms: expected a weight above 0 at the beginning and at the end, got none")
 
-    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+    def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
         at_work = [term for term in self.terms.values() if term.at(progress)]
-        first, *others = (term.at(progress) * term.loss(outlook, progress) for term in at_work)
+        first, *others = (term.at(progress) * term.loss(batch, progress) for term in at_work)
         return sum(others, first)
 
 

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from toolkit import config
 from toolkit.decoding import decode
 from toolkit.distillation.data import DraftBatch
-from toolkit.distillation.losses import Loss, Outlook
-from toolkit.distillation.teachers import CHUNK, Prediction, Teacher, outlook
+from toolkit.distillation.losses import DistillBatch, Loss
+from toolkit.distillation.teachers import CHUNK, Prediction, Teacher, distill_batch
 from toolkit.engine.engine import EngineOptions
 from toolkit.engine.facts import fit_logits
 from toolkit.errors import InputError
@@ -77,10 +77,10 @@ class DraftTraining(WholeSteps):
         own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
         if is_on_policy(own.lmbda, own.seed, step):
             seed = own.seed + self.trainer.global_rank
-            texts = batch.texts
-            drawn = own_texts(self.draft, texts, own.sampling, own.ends, seed, step) if texts else []
+            sequences = batch.sequences
+            drawn = own_sequences(self.draft, sequences, own.sampling, own.ends, seed, step) if sequences else []
             batch = DraftBatch(drawn, None, batch.most)
-        if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
+        if not batch.sequences:  # no text is left for this process: it takes part with a loss of 0
             nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
             return self.share_of_step(nothing, nothing.detach(), 0)
         progress = self.trainer.global_step / max(self._num_steps, 1)
@@ -91,7 +91,7 @@ class DraftTraining(WholeSteps):
         """Numerator and denominator of a batch's loss [2]; of several parts only the texts are kept."""
         parts = list(batch.parts())
         sums_of = partial(recomputed, self.sums_of_part) if len(parts) > 1 else self.sums_of_part
-        return torch.stack([sums_of(part, self.teacher.expected(part.texts), progress) for part in parts]).sum(0)
+        return torch.stack([sums_of(part, self.teacher.expected(part.sequences), progress) for part in parts]).sum(0)
 
     def sums_of_part(self, batch: DraftBatch, expected: Prediction, progress: float) -> Tensor:
         """As `sums`, of texts that are read at once; of logits nothing is kept."""
@@ -103,14 +103,14 @@ class DraftTraining(WholeSteps):
 
     def losses(self, states: Tensor, expected: Prediction, labels: Tensor, index: Tensor, progress: float) -> Tensor:
         """The loss [c] at positions of final states [c, D]."""
-        return self.loss(self.outlook(states, expected, labels, index), progress)
+        return self.loss(self.distill_batch(states, expected, labels, index), progress)
 
     def validation_step(self, batch: DraftBatch, batch_idx: int) -> None:
         columns: dict[tuple[int, str], list[Tensor]] = {}
         for part in batch.parts():
             expected = self.teacher.whole(part)
             for depth, states, index in self.chunks(part):
-                seen = self.outlook(states, expected, part.labels[index], index)
+                seen = self.distill_batch(states, expected, part.labels[index], index)
                 values = {"alpha": seen.alpha, "loss": self.loss(seen, 1.0), "coverage": seen.has_row.float()}
                 values["log_probs"] = seen.token_log_probs[seen.has_row]
                 for name, column in values.items():
@@ -135,7 +135,7 @@ class DraftTraining(WholeSteps):
 
     def final_states(self, batch: DraftBatch) -> list[tuple[Tensor, Tensor]]:
         """Per depth the draft's final states [n', D], and which of a batch's n positions these are [n']."""
-        return [(produced_states(self.draft, batch.texts, batch.positions), torch.arange(len(batch.labels)))]
+        return [(produced_states(self.draft, batch.sequences, batch.positions), torch.arange(len(batch.labels)))]
 
     def logits(self, states: Tensor) -> Tensor:
         """The draft's logits [c, V'] of final states [c, D]."""
@@ -149,9 +149,9 @@ class DraftTraining(WholeSteps):
             for some, numbers in zip(states.split(CHUNK), index.cpu().split(CHUNK), strict=True):
                 yield depth, some, numbers
 
-    def outlook(self, states: Tensor, expected: Prediction, labels: Tensor, index: Tensor) -> Outlook:
+    def distill_batch(self, states: Tensor, expected: Prediction, labels: Tensor, index: Tensor) -> DistillBatch:
         """The distributions of target and draft at positions of final states [c, D]. Gradients go to the draft."""
-        return outlook(expected.at(index), self.logits(states), labels, self.temperature, self.tokens)
+        return distill_batch(expected.at(index), self.logits(states), labels, self.temperature, self.tokens)
 
     @property
     def _num_steps(self) -> int:
@@ -169,13 +169,13 @@ def is_on_policy(lmbda: float, seed: int, step: int) -> bool:
     return bool(torch.rand((), generator=generator, dtype=torch.float64) < lmbda)
 
 
-def own_texts(
-    draft: Any, texts: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int
+def own_sequences(
+    draft: Any, sequences: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int
 ) -> list[Text]:
     """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step)."""
     pair = ModelPair(target=draft, end_ids=tuple(ends), options=PLAIN)
     method = config.method("autoregressive")
-    prompts = [list(prompt) for prompt, _ in texts]
+    prompts = [list(prompt) for prompt, _ in sequences]
     drawn = replace(sampling, seed=(seed << 32) + step, stop=())
     generations = decode(pair, prompts, method, drawn, batch_size=len(prompts))
     failed = next((generation.error for generation in generations if generation.error is not None), None)

@@ -1,7 +1,7 @@
 """Sources of log p: the target reads every batch, or a folder holds what it has computed.
 
-For training, a cache keeps the k likeliest tokens of every position, and the log of the mass of all others. So a loss may be a
-bound of the true one (`losses.py` says which). For validation it keeps the whole of p: no score is a bound.
+For training, a cache keeps the k most probable tokens of every position, and the log of the mass of all others. So a loss may
+be a bound of the true one (`losses.py` says which). For validation it keeps the whole of p: no score is a bound.
 
     FOLDER/<hash of target, k, temperature>/
         about.json                         which they are, and V
@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from toolkit.config.notes import AtLeast
 from toolkit.distillation.data import DraftBatch, length_of
-from toolkit.distillation.losses import LOWEST, Outlook
+from toolkit.distillation.losses import LOWEST, DistillBatch
 from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
@@ -101,16 +101,16 @@ class Teacher(Protocol):
     def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Announce the texts that `expected` and `whole` will get."""
 
-    def expected(self, texts: Sequence[Text]) -> Prediction:
+    def expected(self, sequences: Sequence[Text]) -> Prediction:
         """What the target expects at every produced token of texts, one text after another."""
 
     def whole(self, batch: DraftBatch) -> Prediction:
         """The whole of p at a batch's positions."""
 
 
-def outlook(
+def distill_batch(
     expected: Expected, logits: Tensor, tokens: Tensor, temperature: float, kept: Tensor | None = None
-) -> Outlook:
+) -> DistillBatch:
     """A draft's logits [n, V'] beside what the target expects; `tokens` [n] are the text's.
 
     kept  the tokens [V'] that the logits are of, in any order; q is 0 at all others. None: the whole vocabulary
@@ -125,17 +125,17 @@ def outlook(
             outside = target.index_fill(-1, kept, -torch.inf).logsumexp(-1, keepdim=True).clamp(min=LOWEST)
             target = torch.cat([target.index_select(-1, kept), outside], -1)
             draft = torch.cat([draft, torch.full_like(outside, LOWEST)], -1)
-        return Outlook(target, draft, token_log_probs, reduced=reduced)
+        return DistillBatch(target, draft, token_log_probs, reduced=reduced)
     top_tokens = expected.tokens.to(draft.device).long()
     columns, present = _columns(top_tokens, kept)
     chosen = draft.gather(-1, columns).where(present, LOWEST)
     if kept is None and top_tokens.shape[-1] == draft.shape[-1]:
-        return Outlook(target, chosen, token_log_probs)
+        return DistillBatch(target, chosen, token_log_probs)
     log_rest = expected.log_rest.to(draft.device).clamp(min=LOWEST).unsqueeze(-1)
     nothing = draft.new_full((len(draft), 2), LOWEST)  # the first of its columns is for tokens without a row
     others = torch.cat([draft, nothing], -1).scatter(-1, columns.where(present, draft.shape[-1]), -torch.inf)
     rest = torch.cat([chosen, others.logsumexp(-1, keepdim=True)], -1)
-    return Outlook(torch.cat([target, log_rest], -1), rest, token_log_probs, has_rest=True, reduced=reduced)
+    return DistillBatch(torch.cat([target, log_rest], -1), rest, token_log_probs, has_rest=True, reduced=reduced)
 
 
 def _columns(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -149,10 +149,10 @@ def _columns(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def read_positions(
-    target: Any, temperature: float, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None
+    target: Any, temperature: float, sequences: Sequence[Text], positions: Sequence[Sequence[int]] | None = None
 ) -> ReadPositions:
     """Texts' produced tokens, by a forward pass of the target; arguments as for `produced_logits`."""
-    return ReadPositions(target, temperature, produced_states(target, texts, positions))
+    return ReadPositions(target, temperature, produced_states(target, sequences, positions))
 
 
 class OnlineTeacher:
@@ -166,16 +166,16 @@ class OnlineTeacher:
     def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Do nothing: every batch is read when it comes."""
 
-    def expected(self, texts: Sequence[Text]) -> Prediction:
+    def expected(self, sequences: Sequence[Text]) -> Prediction:
         """Log probabilities of the whole vocabulary."""
-        return read_positions(self.target, self.temperature, texts)
+        return read_positions(self.target, self.temperature, sequences)
 
     def whole(self, batch: DraftBatch) -> Prediction:
-        return read_positions(self.target, self.temperature, batch.texts, batch.positions)
+        return read_positions(self.target, self.temperature, batch.sequences, batch.positions)
 
 
 class CachedTeacher:
-    """A folder of the target's likeliest tokens, and of its whole distributions for validation, memory-mapped.
+    """A folder of the target's most probable tokens, and of its whole distributions for validation, memory-mapped.
 
     folder       where there is one folder for each target, top_k and temperature; created if it is not there
     top_k        tokens kept per position
@@ -207,15 +207,16 @@ class CachedTeacher:
 
     def prepare(self, train: DraftBatch, validation: DraftBatch) -> None:
         """Compute what the folder lacks, and keep it: files of up to SHARD training texts, and one per validation text."""
-        missing = sorted((text for text in train.texts if key_of(text) not in self.entries), key=length_of)
-        read = sorted(zip(validation.texts, validation.positions, strict=True), key=lambda pair: length_of(pair[0]))
+        missing = sorted((text for text in train.sequences if key_of(text) not in self.entries), key=length_of)
+        read = sorted(zip(validation.sequences, validation.positions, strict=True), key=lambda pair: length_of(pair[0]))
         unread = [(text, where) for text, where in read if not self._validation_file(text, where).exists()]
         if not missing and not unread:
             return
         if self.on_missing == "raise" or self.target is None:
             raise InputError(
-                f"teacher.folder: {self.folder} lacks {len(missing) + len(unread)} of {len(train.texts) + len(read)} texts; "
-                "set teacher.on_missing=generate, or give the folder that was made from these responses and this data.seed"
+                f"teacher.folder: {self.folder} lacks {len(missing) + len(unread)} of {len(train.sequences) + len(read)} "
+                "texts; set teacher.on_missing=generate, or give the folder that was made from these responses and this "
+                "data.seed"
             )
         if not (self.folder / ABOUT).exists():
             facts = {} if self.weights is None else self.weights.facts("target")
@@ -225,37 +226,37 @@ class CachedTeacher:
         print(f"teacher: {tokens + whole:,} tokens are read once, {size:,.0f} MB go to {self.folder}", flush=True)
         with tqdm(total=tokens + whole, desc="teacher", unit="token") as bar:
             self._write(DraftBatch(missing, None, train.most), bar)
-            texts, positions = [text for text, _ in unread], [where for _, where in unread]
-            for part in DraftBatch(texts, positions, validation.most).parts():
-                seen = read_positions(self.target, self.temperature, part.texts, part.positions)
+            sequences, positions = [text for text, _ in unread], [where for _, where in unread]
+            for part in DraftBatch(sequences, positions, validation.most).parts():
+                seen = read_positions(self.target, self.temperature, part.sequences, part.positions)
                 numbers = torch.arange(len(part.labels)).split([len(where) for where in part.positions])
-                for text, where, index in zip(part.texts, part.positions, numbers, strict=True):
+                for text, where, index in zip(part.sequences, part.positions, numbers, strict=True):
                     save_tensors(self._validation_file(text, where), {"log_probs": seen.at(index).log_probs})
                     bar.update(len(index))
 
-    def expected(self, texts: Sequence[Text]) -> Prediction:
-        """The likeliest tokens of every position; texts that the folder lacks are read by the target, and not kept."""
+    def expected(self, sequences: Sequence[Text]) -> Prediction:
+        """The most probable tokens of every position; texts that the folder lacks are read by the target, and not kept."""
         parts = []
-        for text in texts:
+        for text in sequences:
             if (key := key_of(text)) in self.entries:
                 tensors, first, last = self.entries[key]
                 parts.append({name: tensor[first:last] for name, tensor in tensors.items()})
             else:
-                parts.append(self._asked([text]))
+                parts.append(self._computed([text]))
         return Expected(**_joined(parts))
 
     def whole(self, batch: DraftBatch) -> Prediction:
-        files = map(self._validation_file, batch.texts, batch.positions)
+        files = map(self._validation_file, batch.sequences, batch.positions)
         return KeptRows([row for path in files for row in load_tensors(path, "teacher cache")[0]["log_probs"]])
 
     def _validation_file(self, text: Text, positions: Sequence[int]) -> Path:
         return self.folder / "validation" / f"{content_hash([key_of(text), list(positions)], 24)}.safetensors"
 
-    def _asked(self, texts: Sequence[Text]) -> dict[str, Tensor]:
+    def _computed(self, sequences: Sequence[Text]) -> dict[str, Tensor]:
         """Log probabilities and tokens [n, k] of texts, and log_rest [n], from the target."""
         if self.target is None:
             raise InputError("teacher.on_missing=raise: a text that the draft has written is in no folder; set lmbda=0")
-        seen, parts = read_positions(self.target, self.temperature, texts), list[dict[str, Tensor]]()
+        seen, parts = read_positions(self.target, self.temperature, sequences), list[dict[str, Tensor]]()
         for index in torch.arange(len(seen.states)).split(CHUNK):
             log_probs = seen.at(index).log_probs
             top = log_probs.topk(min(self.top_k, self.vocab_size))
@@ -269,8 +270,8 @@ class CachedTeacher:
         started, unsaved, parts = perf_counter(), list[Text](), list[dict[str, Tensor]]()
         groups = list(batch.parts())
         for number, group in enumerate(groups, start=1):
-            unsaved += group.texts
-            parts.append(self._asked(group.texts))
+            unsaved += group.sequences
+            parts.append(self._computed(group.sequences))
             bar.update(len(group.labels))
             if number < len(groups) and len(unsaved) < SHARD and perf_counter() - started < LONGEST:
                 continue

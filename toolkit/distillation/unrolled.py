@@ -117,11 +117,11 @@ class TargetStates:
         self.target, self.layers, self.folder = target, tuple(layers), folder
         self.width = len(self.layers) * target.config.get_text_config().hidden_size
 
-    def prepare(self, texts: Sequence[Text]) -> None:
+    def prepare(self, sequences: Sequence[Text]) -> None:
         """Compute what the folder lacks, and say its size first."""
         if self.folder is None:
             return
-        missing = sorted((text for text in texts if not self._file(text).exists()), key=length_of)
+        missing = sorted((text for text in sequences if not self._file(text).exists()), key=length_of)
         if not missing:
             return
         total = sum(len(prompt) + len(produced) - 1 for prompt, produced in missing)
@@ -133,17 +133,17 @@ class TargetStates:
                 save_tensors(self._file(text), {"states": states})
                 bar.update(len(states))
 
-    def of(self, texts: Sequence[Text]) -> Tensor:
+    def of(self, sequences: Sequence[Text]) -> Tensor:
         """States [B, m, W] that have read each token but the last, on the target's device, padded on the right."""
         if self.folder is None:
-            return self._computed(texts)
-        parts = [load_tensors(self._file(text), "target states")[0]["states"] for text in texts]
+            return self._computed(sequences)
+        parts = [load_tensors(self._file(text), "target states")[0]["states"] for text in sequences]
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(self.target.device)
 
     @torch.no_grad()
-    def _computed(self, texts: Sequence[Text]) -> Tensor:
+    def _computed(self, sequences: Sequence[Text]) -> Tensor:
         check_evaluation(self.target)
-        tokens = pad_right([[*prompt, *produced][:-1] for prompt, produced in texts], self.target.device)
+        tokens = pad_right([[*prompt, *produced][:-1] for prompt, produced in sequences], self.target.device)
         output = self.target.get_output_embeddings()
         with output.register_forward_pre_hook(lambda module, args: (args[0][:, -1:],)):
             states = self.target(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
@@ -175,17 +175,17 @@ def unrolled_states(draft: Eagle3, target_states: Tensor, tokens: Tensor, depth:
 
 
 def states_by_depth(
-    draft: Eagle3, target_states: Tensor, texts: Sequence[Text], positions: Sequence[Sequence[int]], depth: int
+    draft: Eagle3, target_states: Tensor, sequences: Sequence[Text], positions: Sequence[Sequence[int]], depth: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Per depth: the final states [n', D] that predict produced tokens, and which of the n tokens these are [n'].
 
     A token is left out where the text is too short before it for such a round.
     positions  per text the produced tokens that are looked at, from 0, in order
     """
-    tokens = pad_right([[*prompt, *produced] for prompt, produced in texts], draft.device)
+    tokens = pad_right([[*prompt, *produced] for prompt, produced in sequences], draft.device)
     finals = unrolled_states(draft, target_states.to(draft.dtype), tokens, depth)
     batch = [row for row, where in enumerate(positions) for _ in where]
-    columns = [len(prompt) + i for (prompt, _), where in zip(texts, positions, strict=True) for i in where]
+    columns = [len(prompt) + i for (prompt, _), where in zip(sequences, positions, strict=True) for i in where]
     results = []
     for step, final in enumerate(finals):
         index = [number for number, column in enumerate(columns) if column >= step + 2]
@@ -209,8 +209,8 @@ class UnrolledTraining(DraftTraining):
         return self.kind.decay**depth
 
     def final_states(self, batch: DraftBatch) -> list[tuple[Tensor, Tensor]]:
-        states = self.states.of(batch.texts)
-        return states_by_depth(self.draft, states, batch.texts, batch.positions, self.kind.depth)
+        states = self.states.of(batch.sequences)
+        return states_by_depth(self.draft, states, batch.sequences, batch.positions, self.kind.depth)
 
     def logits(self, states: Tensor) -> Tensor:
         logits: Tensor = self.draft.lm_head.rows(states)

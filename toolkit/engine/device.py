@@ -49,7 +49,7 @@ class Gate:
     def __init__(self, device: torch.device, ahead: int | None = None):
         self.on_gpu = device.type == "cuda"
         self.ahead = ahead if ahead is not None else int(self.on_gpu)
-        self.asked: deque[tuple[Tensor, Any]] = deque()
+        self.pending: deque[tuple[Tensor, Any]] = deque()
         self.num_open = 0  # leading questions that were answered with yes
 
     def passes(self, going: Tensor, now: bool = False) -> bool:
@@ -62,25 +62,25 @@ class Gate:
             flag = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True).copy_(flag, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-        self.asked.append((flag, event))
+        self.pending.append((flag, event))
         if now:
-            return all(self._answer() for _ in range(len(self.asked)))
-        return len(self.asked) <= self.ahead or self._answer()
+            return all(self._answer() for _ in range(len(self.pending)))
+        return len(self.pending) <= self.ahead or self._answer()
 
     def settle(self) -> int:
         """Wait for all answers; how many of the questions, from the first on, were answered with yes."""
-        while self.asked and self._answer():
+        while self.pending and self._answer():
             pass
         return self.num_open
 
     def _answer(self) -> bool:
-        flag, event = self.asked.popleft()
+        flag, event = self.pending.popleft()
         if event is not None:
             event.synchronize()
         if bool(flag):
             self.num_open += 1
             return True
-        self.asked.clear()
+        self.pending.clear()
         return False
 
 

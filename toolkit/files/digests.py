@@ -105,7 +105,7 @@ def hub_files(name: str, commit: str, kind: str = "model") -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): Path(os.readlink(path)).name for path in links}
 
 
-def asked_commit(name: str, revision: str | None = None, kind: str = "model") -> str | None:
+def commit_on_hub(name: str, revision: str | None = None, kind: str = "model") -> str | None:
     """The commit as the hub says it; None if the hub does not answer."""
     from huggingface_hub import HfApi
 

@@ -25,7 +25,7 @@ from toolkit.errors import InputError
 JOURNAL = ".written.jsonl"
 DEEPEST = 6  # folders between an output folder and a file of its own
 KNOWN = 2  # a process may die between the line and the file, which then is still the one before
-MEND = "delete it and run the command that made it again"
+HINT = "delete it and run the command that made it again"
 MANIFEST = "manifest.json"  # has a checksum of its own, for its status may change
 _VERIFIED: dict[str, tuple[Any, ...]] = {}  # path -> (size, times, inode, digest) when this process last read it whole
 _PARSED: dict[str, tuple[int | None, int, Written]] = {}  # path -> inode, bytes that were parsed, what they said
@@ -122,7 +122,7 @@ def digest(path: Path | str) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def check(path: Path | str, mend: str = MEND) -> None:
+def check(path: Path | str, hint: str = HINT) -> None:
     """Raises InputError, one line, if a file is listed and its bytes are not those that were written. Missing files pass."""
     path = Path(path)
     if path.name == MANIFEST or not path.is_file() or home_of(path) is None:
@@ -132,17 +132,17 @@ def check(path: Path | str, mend: str = MEND) -> None:
     verified = _VERIFIED.get(str(path))
     if verified is None or verified[:-1] != stamp:  # read once by this process unless the file changes
         _VERIFIED[str(path)] = verified = (*stamp, digest(path))
-    check_digest(path, str(verified[-1]), mend)
+    check_digest(path, str(verified[-1]), hint)
 
 
-def check_digest(path: Path, sha256: str, mend: str = MEND, default: str | None = None) -> None:
+def check_digest(path: Path, sha256: str, hint: str = HINT, default: str | None = None) -> None:
     """`check` of a file whose digest is known. default: what it should be if no journal lists it."""
     home = home_of(path)
     listed = [] if home is None else read(home).files.get(relative(home, path), [])[-KNOWN:]
     expected = listed or ([default] if default is not None else [])
     if path.name != MANIFEST and expected and sha256 not in expected:
         what = "is empty" if path.stat().st_size == 0 else "is damaged: it is not what was written (SHA-256)"
-        raise InputError(f"{path} {what}; {mend}")
+        raise InputError(f"{path} {what}; {hint}")
 
 
 def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path]:

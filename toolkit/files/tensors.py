@@ -20,7 +20,7 @@ from toolkit.files.atomic import write_atomic
 from toolkit.files.text import first_line
 
 CHECKSUM, KEY = "sha256", "toolkit"
-MEND = "delete it and run the command that made it again"
+HINT = "delete it and run the command that made it again"
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
@@ -33,7 +33,7 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
 
 
 def load_tensors(
-    path: Path | str, what: str = "file of tensors", mend: str = MEND
+    path: Path | str, what: str = "file of tensors", hint: str = HINT
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors, memory-mapped, and metadata. Files of other programs may lack a checksum.
 
@@ -42,7 +42,7 @@ def load_tensors(
     path = Path(path)
     try:
         if path.stat().st_size == 0:
-            raise InputError(f"{path} is empty: expected a {what}; {mend}")
+            raise InputError(f"{path} is empty: expected a {what}; {hint}")
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             header = dict(file.metadata() or {})
@@ -52,11 +52,11 @@ def load_tensors(
     except FileNotFoundError:
         raise InputError(f"expected a {what} at {path}, found none") from None
     except Exception as error:  # safetensors raises its own kinds
-        raise InputError(f"{path} is not a whole {what}: {first_line(error)}; {mend}") from None
+        raise InputError(f"{path} is not a whole {what}: {first_line(error)}; {hint}") from None
     recorded = metadata.pop(CHECKSUM, None)
     foreign = KEY not in header and set(header) <= {"format"}
     if not foreign and recorded != checksum(tensors, metadata):
-        raise InputError(f"{path} is damaged: its checksum does not match; {mend}")
+        raise InputError(f"{path} is damaged: its checksum does not match; {hint}")
     return tensors, metadata
 
 

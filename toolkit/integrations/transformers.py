@@ -62,7 +62,7 @@ def assistant(
 
 @dataclass(frozen=True)
 class AssistedRound:
-    """A round and its verdict, as policies ask for them (`Drafted`, `Judged`); [1] each."""
+    """A round and its verdict, as policies ask for them (`Drafted`, `Verified`); [1] each."""
 
     num_drafted: Tensor
     length: Tensor
@@ -102,10 +102,10 @@ class StoppedDraft:
             )
         self.draft = draft
         self.policy = Bounded(policy, min_drafted, max_drafted).bind(ModelPair(target=draft, draft=draft))
-        if self.policy.num_earlier:
+        if self.policy.num_history:
             raise InputError(
                 "transformers keeps no earlier states of the draft: expected a head that reads the newest position alone "
-                f"(head.earlier=0), got one with {self.policy.num_earlier}"
+                f"(head.earlier=0), got one with {self.policy.num_history}"
             )
         self.generation_config = copy.deepcopy(draft.generation_config)
         self.generation_config.num_assistant_tokens = self.policy.limit

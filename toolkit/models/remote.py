@@ -14,7 +14,7 @@ LOADER = "toolkit.models.pair.ModelPair.from_pretrained"
 
 
 @dataclass(eq=False)
-class ServedModel:
+class RemoteModel:
     """What a checkpoint says of itself beside its weights. output_size: V, of its output layer."""
 
     config: Any
@@ -22,7 +22,7 @@ class ServedModel:
     output_size: int
 
 
-def served_pair(config: Mapping[str, Any]) -> ModelPair:
+def remote_pair(config: Mapping[str, Any]) -> ModelPair:
     """The pair of a plain config `pair`, to encode prompts and decode texts with; its models cannot be run.
 
     Raises InputError for a pair of another kind than two checkpoints, and for checkpoints that do not go together.
@@ -47,7 +47,7 @@ def served_pair(config: Mapping[str, Any]) -> ModelPair:
     )
 
 
-def _described(source: str, revision: str | None, trust: bool) -> ServedModel:
+def _described(source: str, revision: str | None, trust: bool) -> RemoteModel:
     """A checkpoint's configurations, read without its weights."""
     from transformers import AutoConfig, GenerationConfig
 
@@ -60,4 +60,4 @@ def _described(source: str, revision: str | None, trust: bool) -> ServedModel:
         generation = GenerationConfig.from_pretrained(str(path), revision=revision or "main")
     except OSError:
         generation = GenerationConfig.from_model_config(config)
-    return ServedModel(config, generation, int(config.get_text_config().vocab_size))
+    return RemoteModel(config, generation, int(config.get_text_config().vocab_size))

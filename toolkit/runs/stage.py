@@ -197,7 +197,7 @@ def finished_stage(
         return None
 
 
-def asked(name: str, cfg: Config, keys: Sequence[str], **more: Any) -> str:
+def settings_hash(name: str, cfg: Config, keys: Sequence[str], **more: Any) -> str:
     """A hash of keys that do not name the stage's folder, with contents instead of paths, and of more that counts."""
     plain = configs.plain(cfg)
     return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}, name).identity)

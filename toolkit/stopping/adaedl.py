@@ -17,7 +17,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast, Between, Probability
 from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Step, Verified
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AdaEdl(StoppingPolicy):
         bound = 1 - (self.factor * step.entropy).sqrt()
         return state, bound >= state["threshold"]
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         drafted = proposal.num_drafted > 0
         rate = verdict.length.float() / proposal.num_drafted.clamp(min=1)
         rate = self.rate_decay * state["rate"] + (1 - self.rate_decay) * rate

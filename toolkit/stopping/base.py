@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from toolkit.engine.device import tensor_on
-from toolkit.types import Drafted, Judged, Match, Step
+from toolkit.types import Drafted, Match, Step, Verified
 
 State = dict[str, Tensor]
 
@@ -46,9 +46,9 @@ class StoppingPolicy:
     couples_rows: ClassVar[bool] = False
 
     @property
-    def num_earlier(self) -> int:
-        """How many positions before a step the policy's head reads (`Step.earlier`), once bound."""
-        return int(getattr(getattr(self, "estimator", None), "num_earlier", 0))
+    def num_history(self) -> int:
+        """How many positions before a step the policy's head reads (`Step.history`), once bound."""
+        return int(getattr(getattr(self, "estimator", None), "num_history", 0))
 
     def bind(self, pair: object) -> StoppingPolicy:
         """The policy for one pair; called once before decoding: estimators load and check their heads here."""
@@ -93,7 +93,7 @@ class StoppingPolicy:
         """
         return state, available
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         """Learn from the target's verdict and be ready for the next round: the new state."""
         return state
 

@@ -37,7 +37,7 @@ from toolkit.costs.load import LoadCost, table_of
 from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, entry_probs
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Step, Verified
 
 COUNTS = ("accepted", "tried", "tokens", "cost")  # of a row's text so far
 
@@ -108,7 +108,7 @@ class BatchRate(StoppingPolicy):
         gained = torch.dot(following, step.live.to(extra.dtype))
         return {**state, "survival": survival}, (gained * ahead > state["rate"][0] * price).any().expand_as(step.live)
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         extra, _, _ = self._costs(len(state["cost"]), verdict.length.device)
         tried = torch.minimum(verdict.length + 1, proposal.num_drafted)
         spent = 1 + extra[: proposal.num_nodes].sum()

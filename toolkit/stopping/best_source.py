@@ -34,7 +34,7 @@ from toolkit.engine.device import floats_on
 from toolkit.stopping.base import CopyEstimator, DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.stopping.lookup_rate import LookupRate
 from toolkit.stopping.prices import Prices
-from toolkit.types import Drafted, Judged, Match, Step
+from toolkit.types import Drafted, Match, Step, Verified
 
 FURTHEST = 64  # tokens that a draft has not read, at most, in its cost
 
@@ -98,7 +98,7 @@ class BestSource(StoppingPolicy):
 
     def _acceptance(self, state: State) -> Tensor:
         """The posterior mean of the acceptance of the draft model's tokens [B]."""
-        return (state["accepted"] + self.evidence * self.acceptance) / (state["judged"] + self.evidence)
+        return (state["accepted"] + self.evidence * self.acceptance) / (state["verified"] + self.evidence)
 
     @property
     def _copying(self) -> LookupRate:
@@ -106,12 +106,12 @@ class BestSource(StoppingPolicy):
         return self.lookup
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state of `lookup_rate`, and of the draft model: its tokens that were judged, the accepted ones, and `unread`.
+        """The state of `lookup_rate`, and of the draft model: its tokens that were verified, the accepted ones, and `unread`.
 
         unread  tokens of the text since the row last drafted with it
         """
         state = self._copying.init(num_rows, device)
-        counts = {name: torch.zeros_like(state["cost"]) for name in ("judged", "accepted", "unread")}
+        counts = {name: torch.zeros_like(state["cost"]) for name in ("verified", "accepted", "unread")}
         return {**state, **counts, "survival": torch.ones_like(state["cost"])}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
@@ -131,16 +131,16 @@ class BestSource(StoppingPolicy):
         go_on = self._prices.pay(following, self._acceptance(state), state["tokens"] / state["cost"], step.depth)
         return {**state, "survival": survival}, go_on
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         drafted = proposal.num_calls > 0
         spent = proposal.num_calls * self.reading[0] + torch.where(drafted, self._catching_up(state), 0.0)
-        judged = torch.where(drafted, torch.minimum(verdict.length + 1, proposal.num_drafted), 0)
+        verified = torch.where(drafted, torch.minimum(verdict.length + 1, proposal.num_drafted), 0)
         after = self._copying.observe(proposal, verdict, state)
         return {
             **after,
             "cost": after["cost"] + spent,
             "survival": torch.ones_like(state["survival"]),
-            "judged": state["judged"] + judged,
+            "verified": state["verified"] + verified,
             "accepted": state["accepted"] + torch.where(drafted, verdict.length, 0),
             "unread": torch.where(drafted, 0.0, state["unread"] + verdict.length + 1),
         }

@@ -11,7 +11,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import Drafted, Judged, Match, Step
+from toolkit.types import Drafted, Match, Step, Verified
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Bounded(StoppingPolicy):
         return self.policy.reads_states
 
     @property
-    def num_earlier(self) -> int:
-        return self.policy.num_earlier
+    def num_history(self) -> int:
+        return self.policy.num_history
 
     def bind(self, pair: object) -> Bounded:
         return Bounded(self.policy.within(self.limit).bind(pair), self.min_drafted, self.max_drafted)
@@ -91,5 +91,5 @@ class Bounded(StoppingPolicy):
     def foresee(self, step: Step) -> Tensor | None:
         return self.policy.foresee(step)
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         return self.policy.observe(proposal, verdict, state)

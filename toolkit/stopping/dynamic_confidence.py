@@ -17,7 +17,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast, Between, Probability
 from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Step, Verified
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class DynamicConfidence(StoppingPolicy):
         fresh[:, step.depth - 1 : step.depth] = score.unsqueeze(1)  # of a round longer than the history: its first ones
         return {**state, "fresh": fresh}, score >= state["threshold"]
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        """Tokens up to the first rejection were verified; later ones were never judged."""
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
+        """Tokens up to the first rejection were verified; later ones were never verified."""
         verified = torch.minimum(verdict.length + 1, proposal.num_drafted).clamp(max=self.history)
         scores, labels = state["scores"].clone(), state["labels"].clone()
         rows = torch.arange(len(verified), device=verified.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Step, Verified
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Heuristic(StoppingPolicy):
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         return state, step.depth < state["length"]
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         whole = verdict.length == proposal.num_drafted
         length = torch.where(whole, state["length"] + self.increase, (state["length"] - self.decrease).clamp(min=1))
         return {"length": torch.where(proposal.num_drafted > 0, length, state["length"])}

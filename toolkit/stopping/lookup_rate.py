@@ -28,7 +28,7 @@ from toolkit.engine.device import floats_on
 from toolkit.sampling import first_maximum
 from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy
 from toolkit.stopping.prices import Prices
-from toolkit.types import Drafted, Judged, Match
+from toolkit.types import Drafted, Match, Verified
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class LookupRate(StoppingPolicy):
         sums = torch.where(possible, sums, -torch.inf)
         return {**state, "gain": sums.amax(1).float()}, first_maximum(sums)
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         assert self.prices is not None, "bind the policy to a pair first"
         return {
             "gain": torch.zeros_like(state["gain"]),

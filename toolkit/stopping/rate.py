@@ -31,7 +31,7 @@ from toolkit.costs.load import table_of
 from toolkit.costs.table import CostTable
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
 from toolkit.stopping.prices import Prices
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Step, Verified
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Rate(Thresholded):
     def foresee(self, step: Step) -> Tensor:
         return self.estimator.drawn_probs(step)[1]
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         fresh = {"survival": torch.ones_like(state["survival"])}
         if self.prices is not None:
             judged = torch.minimum(verdict.length + 1, proposal.num_drafted)

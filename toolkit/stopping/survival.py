@@ -19,7 +19,7 @@ from toolkit.config.notes import Probability
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.stopping.base import ReadEstimator, State, Thresholded
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Step, Verified
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Survival(Thresholded):
         return 1 - self.threshold
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
-        if self.lag == 0:  # judged when it was read
+        if self.lag == 0:  # scored when it was read
             return state, torch.ones_like(state["survival"], dtype=torch.bool)
         return super().step(step, state)
 
@@ -70,5 +70,5 @@ class Survival(Thresholded):
             survival = survival * self.estimator.read_prob(step)
         return {"survival": survival}, survival
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         return {"survival": torch.ones_like(state["survival"])}

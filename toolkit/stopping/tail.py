@@ -14,7 +14,7 @@ from torch import Tensor
 from toolkit.config.notes import Probability
 from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, Thresholded
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Step, Verified
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,5 @@ class Tail(Thresholded):
         product = state["product"] * step.token_prob
         return {"product": product}, product
 
-    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         return {"product": torch.ones_like(state["product"])}

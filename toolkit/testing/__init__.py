@@ -239,10 +239,10 @@ def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, 
                 alone[row], go_one = policy.step(cast(Step, _Recordable(_row_of(step, row))), state)
                 assert bool(go_one) == bool(go_on[row]), f"row {row} decides otherwise at depth {depth}"
         drafted, length = torch.tensor([most, most - 1, most]), torch.tensor([most, 2, 0])
-        together = policy.observe(*_judged(drafted, length, most), together)
+        together = policy.observe(*_verified(drafted, length, most), together)
         for row, state in enumerate(alone):
             part = slice(row, row + 1)
-            alone[row] = policy.observe(*_judged(drafted[part], length[part], most), state)
+            alone[row] = policy.observe(*_verified(drafted[part], length[part], most), state)
     for key, value in together.items():
         assert torch.equal(value, torch.cat([state[key] for state in alone])), f"{key} mixes rows"
 
@@ -280,7 +280,7 @@ def _row_of(step: DraftStep, row: int) -> DraftStep:
     return DraftStep(step.depth, *columns, match=match)
 
 
-def _judged(drafted: Tensor, length: Tensor, most: int) -> tuple[Proposal, Verdict]:
+def _verified(drafted: Tensor, length: Tensor, most: int) -> tuple[Proposal, Verdict]:
     """Chains of `drafted` tokens [B] of which `length` [B] were accepted."""
     tokens = torch.zeros(len(drafted), most, dtype=torch.long)
     proposal = Proposal(tokens, torch.zeros(len(drafted), most, 7), drafted, drafted)
@@ -322,7 +322,7 @@ def draft_distributions(q: Tensor, num_drafts: int, scheme: str) -> Tensor:
     """draft_probs [P, K, V]: one distribution for all candidates, or other pairs' distributions for independent ones."""
     if scheme == "independent":
         return torch.stack([q.roll(3 * k, 0) for k in range(num_drafts)], 1)
-    if scheme == "top_k":  # a point mass on each of the likeliest
+    if scheme == "top_k":  # a point mass on each of the most probable
         tokens, _ = candidates(scheme, q, torch.zeros(num_drafts))
         return torch.nn.functional.one_hot(tokens, q.shape[-1]).to(q.dtype)
     return q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous()

@@ -72,9 +72,9 @@ def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float
         raise InputError(
             "the oracle needs a draft whose acceptance at a position does not depend on where its round began"
         )
-    texts = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
+    sequences = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
     probs = trace.chance.double().numpy()
-    return [expected_counts(probs[first:last], max_drafted) for first, last in texts]
+    return [expected_counts(probs[first:last], max_drafted) for first, last in sequences]
 
 
 def expected_counts(accept_probs: Array, max_drafted: int | None = None) -> dict[str, float]:
@@ -100,7 +100,7 @@ def expected_counts(accept_probs: Array, max_drafted: int | None = None) -> dict
 
 def acceptance_probs(
     pair: ModelPair,
-    texts: Sequence[Text],
+    sequences: Sequence[Text],
     sampling: Sampling,
     draft_temperature: float | None = None,
     batch_size: int = 8,
@@ -111,15 +111,15 @@ def acceptance_probs(
     on_text  called after each text with the number of its tokens
     """
     pair.check_has_draft("the oracle")
-    for prompt, produced in texts:
+    for prompt, produced in sequences:
         if len(prompt) + len(produced) > pair.max_length:
             raise InputError(f"oracle: a text of {len(prompt) + len(produced)} tokens exceeds {pair.context}")
-    order = [number for number, (prompt, produced) in enumerate(texts) if len(prompt) and len(produced)]
-    order.sort(key=lambda number: len(texts[number][0]) + len(texts[number][1]))  # little padding
-    accept_probs: list[Array] = [np.zeros(0)] * len(texts)
+    order = [number for number, (prompt, produced) in enumerate(sequences) if len(prompt) and len(produced)]
+    order.sort(key=lambda number: len(sequences[number][0]) + len(sequences[number][1]))  # little padding
+    accept_probs: list[Array] = [np.zeros(0)] * len(sequences)
     for first in range(0, len(order), batch_size):
         numbers = order[first : first + batch_size]
-        batch = [texts[number] for number in numbers]
+        batch = [sequences[number] for number in numbers]
         distributions = distributions_along(pair, batch, sampling, draft_temperature)
         for number, (_, produced), (target_probs, draft_probs) in zip(numbers, batch, distributions, strict=True):
             tokens = torch.tensor(list(produced), device=target_probs.device)

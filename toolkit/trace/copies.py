@@ -33,14 +33,14 @@ class Copies:
     def __init__(
         self,
         proposer: CopyProposer | None,
-        texts: Sequence[Text],
+        sequences: Sequence[Text],
         most: int,
         max_new_tokens: int,
         end_ids: Sequence[int],
     ):
         self.proposer, self.max_drafted = _Recalled([]), most
         room, left = list[int](), list[int]()
-        for prompt, produced in texts:
+        for prompt, produced in sequences:
             whole = [*map(int, prompt), *map(int, produced)]
             for number in range(len(produced)):
                 start = len(prompt) + number
@@ -50,7 +50,7 @@ class Copies:
                 pairs = zip(copy.tokens, whole[start:], strict=False)
                 agreeing = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
                 self.proposer.copies.append((copy, agreeing))
-        self.text_first = torch.tensor([0, *(len(produced) for _, produced in texts)]).cumsum(0)
+        self.text_first = torch.tensor([0, *(len(produced) for _, produced in sequences)]).cumsum(0)
         run = torch.tensor([agreeing for _, agreeing in self.proposer.copies])
         self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room), run)
 

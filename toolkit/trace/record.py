@@ -68,11 +68,11 @@ class Recorder:
                 "traces know one limit for all texts: expected sampling.max_length=null (source=live decodes)"
             )
 
-    def record(self, texts: Sequence[Text], rows: Sequence[int]) -> Trace:
+    def record(self, sequences: Sequence[Text], rows: Sequence[int]) -> Trace:
         """The trace of texts (prompt ids, produced ids); `rows` seed the draws. Raises InputError for another's texts, and
         for those that hold what is not a number, unless `sound`.
         """
-        return self.checked(self.recorded(texts, rows))
+        return self.checked(self.recorded(sequences, rows))
 
     def checked(self, trace: Trace) -> Trace:
         """The trace, without the texts that hold what is not a number if `sound`. Raises InputError for them if not."""
@@ -92,17 +92,18 @@ class Recorder:
         )
         for logits in trace.estimates.values():
             (of_positions if logits.dim() > 2 else of_steps).append(logits)
-        texts = torch.zeros(trace.num_texts, dtype=torch.bool)
+        sequences = torch.zeros(trace.num_texts, dtype=torch.bool)
         for values in (*of_positions, *of_steps):
             wrong = ~values.isfinite().flatten(1).all(1) if values.dim() > 1 else ~values.isfinite()
-            texts[trace.step_texts[: len(wrong)][wrong]] = True
-        return texts
+            sequences[trace.step_sequences[: len(wrong)][wrong]] = True
+        return sequences
 
     @torch.inference_mode()
-    def recorded(self, texts: Sequence[Text], rows: Sequence[int]) -> Trace:
+    def recorded(self, sequences: Sequence[Text], rows: Sequence[int]) -> Trace:
         """The trace of texts as `record` makes it, whether or not it holds numbers."""
         batch = [
-            RecordedText(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)
+            RecordedText(row, *text, self._uniforms(row, len(text[1])))
+            for row, text in zip(rows, sequences, strict=True)
         ]
         for text in batch:
             self.check(text)
@@ -126,19 +127,19 @@ class Recorder:
     @property
     def _late(self) -> list[str]:
         heads = self.heads.items()
-        return [name for name, head in heads if getattr(head, "num_earlier", 0) or getattr(head, "reads_depth", False)]
+        return [name for name, head in heads if getattr(head, "num_history", 0) or getattr(head, "reads_depth", False)]
 
     def record_all(
         self,
-        texts: Sequence[Text],
+        sequences: Sequence[Text],
         rows: Sequence[int],
         batch_size: int = BATCH,
         on_batch: Callable[[int], object] | None = None,
     ) -> Trace:
         """`record` of any number of texts, `batch_size` at a time; `on_batch` hears how many tokens each one had."""
         parts = []
-        for first in range(0, len(texts), batch_size):
-            batch = texts[first : first + batch_size]
+        for first in range(0, len(sequences), batch_size):
+            batch = sequences[first : first + batch_size]
             parts.append(self.record(batch, rows[first : first + batch_size]))
             if on_batch is not None:
                 on_batch(sum(len(produced) for _, produced in batch))

@@ -42,16 +42,16 @@ class StartRecorder(Recorder):
     """A `Recorder` of drafts that read the target's states; its recordings are by start (`Trace.run`)."""
 
     @torch.inference_mode()
-    def recorded(self, texts: Sequence[Text], rows: Sequence[int]) -> Trace:
+    def recorded(self, sequences: Sequence[Text], rows: Sequence[int]) -> Trace:
         """As `Recorder.recorded`, a text after another. Raises InputError for heads that read earlier positions, too."""
         for name, head in self.heads.items():
-            if getattr(head, "num_earlier", 0):
+            if getattr(head, "num_history", 0):
                 raise InputError(
                     f"head {name} reads earlier positions, whose states this draft computes again in every round: expected a "
                     "head with head.earlier=0"
                 )
         return join(
-            [self._record(RecordedText(row, *text, torch.empty(0))) for row, text in zip(rows, texts, strict=True)]
+            [self._record(RecordedText(row, *text, torch.empty(0))) for row, text in zip(rows, sequences, strict=True)]
         )
 
     def _record(self, text: RecordedText) -> Trace:
@@ -173,7 +173,7 @@ class _Chains:
         chance, accepted, tokens = decided(p, q, emitted, draws)
         accepted = accepted & follows
         tokens = torch.where(follows, tokens, draw(q, draws[:, 1]))
-        if depth > 1:  # the chain's newest token has been judged
+        if depth > 1:  # the chain's newest token has been verified
             self.parents[starts] += follows
             p = torch.where(follows.unsqueeze(-1), p, self._beyond(starts, ~follows, seen))
         step = DraftStep(1, logits, q, final.to(logits.device), tokens)
@@ -235,14 +235,14 @@ class _Chains:
 
 
 def depth_that_pays(
-    pair: ModelPair, texts: Sequence[Text], sampling: Sampling, draft_temperatures: Sequence[float | None] = (None,)
+    pair: ModelPair, sequences: Sequence[Text], sampling: Sampling, draft_temperatures: Sequence[float | None] = (None,)
 ) -> int:
     """The depth for these texts, at the draft temperature that needs the deepest one; from 1 to DEEPEST."""
     if reads_states(pair.draft):
         depths = []
         for temperature in draft_temperatures:
             recorder = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature, sound=True)
-            trace = recorder.record(texts[:TEXTS], range(len(texts[:TEXTS])))
+            trace = recorder.record(sequences[:TEXTS], range(len(sequences[:TEXTS])))
             if not trace.num_texts:  # the recording itself names the reason
                 depths.append(1)
                 continue
@@ -252,7 +252,7 @@ def depth_that_pays(
             depths.append(next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), DEEPEST))
         return max(depths)
     alphas: dict[float | None, list[Tensor]] = {temperature: [] for temperature in draft_temperatures}
-    for prompt, produced in texts[:TEXTS]:
+    for prompt, produced in sequences[:TEXTS]:
         for reading in readings_along(pair, [(prompt, produced[:TOKENS])], sampling, check=False):
             if not reading.holds_numbers:
                 continue

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolkit import metrics
-from toolkit.decoding.proposers.base import frozen
+from toolkit.decoding.proposers.base import where_active
 from toolkit.errors import InputError
 from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State
@@ -41,7 +41,7 @@ class Replayed:
     accepted [T, M + 1]  rounds of each text that accepted 0, 1, 2, ... tokens
     drafted [T, M + 1]  rounds of each text that drafted 0, 1, 2, ... tokens
     sources  "copy_rounds", "draft_rounds" -> [T], rounds that copied tokens, and that a draft model drafted in
-    judged [T, M + 1]  the same, counting tokens up to and including the first rejected one, or up to the text's end
+    reached_lengths [T, M + 1]  the same, counting tokens up to and including the first rejected one, or up to the text's end
     lengths [M + 1]  rounds that drafted 0, 1, 2, ... tokens
     reached [M]  rounds whose draft reached depth k with everything before it accepted
     passed [M]  those of them whose k-th token was accepted
@@ -53,7 +53,7 @@ class Replayed:
     reached: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     passed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
-    judged: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    reached_lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     sources: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class JudgedLengths:
+class VerifiedLengths:
     """What `observe` may ask of a Verdict."""
 
     length: Tensor
@@ -119,12 +119,12 @@ def draft(
         num_calls += drafting
         if policy.reads:
             new, go_on = policy.read(RecordedStep(trace, depth, index, drawn=False), state)
-            state, drafting = frozen(new, state, drafting), drafting & go_on
+            state, drafting = where_active(new, state, drafting), drafting & go_on
             if not bool(drafting.any()):
                 break
         num_drafted += drafting
         new, go_on = policy.step(RecordedStep(trace, depth, index, live=drafting), state)
-        state = frozen(new, state, drafting)
+        state = where_active(new, state, drafting)
         # Not after an end of text, nor beyond the length limit.
         _, following = step_at(trace, geometry, starts, depth + 1)
         drafting = drafting & go_on & following & (geometry.room[starts] > depth)
@@ -175,8 +175,8 @@ def replay_rounds(
             by_draft = num_calls > 0
             num_drafted = torch.where(by_draft, num_drafted, num_copied)
             accepted = torch.where(by_draft, accepted, agreeing)
-        observed = policy.observe(Sent(num_drafted, num_calls), JudgedLengths(accepted), drafted_state)
-        state = frozen(observed, state, alive)
+        observed = policy.observe(Sent(num_drafted, num_calls), VerifiedLengths(accepted), drafted_state)
+        state = where_active(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
         columns = (text, starts, num_drafted, num_calls, accepted, produced)
         yield tuple(values[alive] for values in columns)
@@ -261,7 +261,7 @@ def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tenso
 
 
 def tally(
-    texts: int,
+    sequences: int,
     width: int,
     groups: int,
     group: Tensor,
@@ -288,12 +288,12 @@ def tally(
         return torch.bincount(group * size + keys, weights, minlength=groups * size).view(groups, size).long()
 
     def by_text(lengths: Tensor) -> Tensor:
-        return summed(text * width + lengths, texts * width).view(groups, texts, width)
+        return summed(text * width + lengths, sequences * width).view(groups, sequences, width)
 
-    counts = {name: summed(text, texts, values) for name, values in columns.items()}
-    by_source = {name: summed(text, texts, values) for name, values in sources_of(drafted, calls).items()}
-    histogram, drafts, judged = (by_text(n) for n in (accepted, drafted, torch.minimum(drafted, produced)))
-    lengths, passed, reached = drafts.sum(1), _from(histogram.sum(1)), _from(judged.sum(1))
+    counts = {name: summed(text, sequences, values) for name, values in columns.items()}
+    by_source = {name: summed(text, sequences, values) for name, values in sources_of(drafted, calls).items()}
+    histogram, drafts, reached_lengths = (by_text(n) for n in (accepted, drafted, torch.minimum(drafted, produced)))
+    lengths, passed, reached = drafts.sum(1), _from(histogram.sum(1)), _from(reached_lengths.sum(1))
     return [
         Replayed(
             {name: values[i].numpy() for name, values in counts.items()},
@@ -302,7 +302,7 @@ def tally(
             reached[i, 1:].numpy(),
             passed[i, 1:].numpy(),
             drafts[i].numpy(),
-            judged[i].numpy(),
+            reached_lengths[i].numpy(),
             {name: values[i].numpy() for name, values in by_source.items()},
         )
         for i in range(groups)

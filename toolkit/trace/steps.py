@@ -17,7 +17,7 @@ from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.trace.trace import OLDER, Rows, Trace
-from toolkit.types import STEP_NAMES, Earlier
+from toolkit.types import STEP_NAMES, History
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class RecordedStep:
     def match(self) -> None:
         """None: recordings are of draft models."""
 
-    def earlier(self, count: int) -> Earlier:
+    def history(self, count: int) -> History:
         """The `count` positions before the step, as live decoding keeps them.
 
         Raises InputError if the trace is too old to hold the texts' own tokens, or recorded by start.
@@ -165,7 +165,7 @@ class RecordedStep:
         columns = (self._hidden(at), tokens, token_prob, trace.entropy[at], trace.top_probs[at])
         masked = (values * present.view(*present.shape, *[1] * (values.dim() - 2)) for values in columns)
         fields = (*masked, present, likelihood, number)
-        return Earlier(*(values if self.device is None else values.to(self.device) for values in fields))
+        return History(*(values if self.device is None else values.to(self.device) for values in fields))
 
     if not TYPE_CHECKING:
 

@@ -158,11 +158,11 @@ class Store:
         rows = range(len(sequences)) if rows is None else rows
         scored_by = {scorer.key: scorer for folder in heads for scorer in scorers(pair, folder).values()}
         read = [fingerprint(pair.target), fingerprint(pair.draft), vars(sampling), sorted(pair.ends(sampling))]
-        texts = [
+        numbered = [
             [row, list(map(int, prompt)), list(map(int, produced))]
             for row, (prompt, produced) in zip(rows, sequences, strict=True)
         ]
-        key = content_hash([read, texts, max_drafted, draft_temperature, upper_bound, SHARD], length=16)
+        key = content_hash([read, numbered, max_drafted, draft_temperature, upper_bound, SHARD], length=16)
         options = max_drafted, scored_by, self.hidden, upper_bound, draft_temperature
         recorder = recorder_of(pair, sampling, *options)
         shards = [

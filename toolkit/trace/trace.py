@@ -214,23 +214,25 @@ class Trace:
         return self.text_first.diff()
 
     @cached_property
-    def step_texts(self) -> Tensor:
+    def step_sequences(self) -> Tensor:
         """The text of each step [S]."""
         of_positions = torch.arange(self.num_texts).repeat_interleave(self.lengths())
-        texts = torch.empty(self.num_steps, dtype=torch.long)
-        texts[: self.num_positions] = of_positions
+        sequences = torch.empty(self.num_steps, dtype=torch.long)
+        sequences[: self.num_positions] = of_positions
         lengths = self.roll_length.long()
         rolled = self.roll_first.repeat_interleave(lengths) + within(lengths)
-        texts[rolled] = of_positions.repeat_interleave(lengths)
-        return texts
+        sequences[rolled] = of_positions.repeat_interleave(lengths)
+        return sequences
 
-    def only(self, texts: Tensor) -> Trace:
+    def only(self, sequences: Tensor) -> Trace:
         """The trace of some of its texts [T] bool."""
-        steps, lengths = texts[self.step_texts], self.lengths()[texts]
+        steps, lengths = sequences[self.step_sequences], self.lengths()[sequences]
         positions, number = steps[: self.num_positions], steps.cumsum(0) - 1
         values: dict[str, Any] = {}
         for name, value in _tensors(self, but=("text_first", "roll_first")).items():
-            values[name] = value[texts if name in ("room", "rows") else positions if name in PER_POSITION else steps]
+            values[name] = value[
+                sequences if name in ("room", "rows") else positions if name in PER_POSITION else steps
+            ]
         values["text_first"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         values["roll_first"] = torch.where(self.roll_length > 0, number[self.roll_first.clamp(max=len(number) - 1)], 0)[
             positions

@@ -15,19 +15,21 @@ from toolkit.trace.replay import replay_rounds
 from toolkit.trace.steps import Geometry, logits_at, step_at
 
 
-def token_rounds(trace: Trace, policy: StoppingPolicy, texts: list[int], tokenizer: Any) -> list[list[dict[str, Any]]]:
+def token_rounds(
+    trace: Trace, policy: StoppingPolicy, sequences: list[int], tokenizer: Any
+) -> list[list[dict[str, Any]]]:
     """For each of `texts` (numbers within the trace) its rounds: {"drafted": [...], "extra": {"kind", "position"} or None}.
 
     A token is {"text", "kind": accepted | rejected | unused, "draft_prob": q, "accept_prob": min(1, p/q),
     "predicted": a recorded head's P(accept)}. `unused` ones follow a rejected one, or the text's end. The extra token,
     corrected or bonus, is the text's at a position; there is none where the text ends within the accepted run.
     """
-    geometry, rounds = Geometry.of(trace), [[] for _ in texts]  # type: ignore[var-annotated]
+    geometry, rounds = Geometry.of(trace), [[] for _ in sequences]  # type: ignore[var-annotated]
     for text, start, drafted, _, accepted, produced in replay_rounds(trace, policy):
         columns = (values.tolist() for values in (text, start, drafted, accepted, produced))
         for number, begins, count, good, length in zip(*columns, strict=True):
-            if number in texts:
-                rounds[texts.index(number)].append(_round(trace, geometry, begins, count, good, length, tokenizer))
+            if number in sequences:
+                rounds[sequences.index(number)].append(_round(trace, geometry, begins, count, good, length, tokenizer))
     return rounds
 
 

@@ -68,7 +68,7 @@ def fit_probe(batches: Iterable[Positions]) -> LinearProbe:
     return probe.requires_grad_(False)
 
 
-def yardsticks(
+def references(
     train: Iterable[Positions], validation: Iterable[Positions], suffixes: Sequence[str]
 ) -> dict[str, float]:
     """probe/auroc, probe/log_loss_calibrated, confidence/... on the validation positions.

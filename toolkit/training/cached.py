@@ -30,7 +30,7 @@ from toolkit.training.online import OnlineStates
 FORMAT = torch.float16
 LARGEST = torch.finfo(FORMAT).max
 MOST_LOST = 0.01  # of the states' norm, by rounding
-MEND = "delete that file: the next training writes it again, and it alone"
+HINT = "delete that file: the next training writes it again, and it alone"
 OTHERS = {"draft": "another draft", "dtype": "a draft in another number format", "data": "other data"}
 INSTEAD = "train with data.features=online"
 
@@ -72,7 +72,7 @@ class StoredStates(Examples):
 
     def size_of(self, examples: Sequence[int]) -> int:
         """Bytes of the tensors of some examples."""
-        num_positions = int(self.online.texts.counts[list(examples)].sum())
+        num_positions = int(self.online.sequences.counts[list(examples)].sum())
         width = self.online.width * FORMAT.itemsize + 2 * torch.float32.itemsize
         return num_positions * width + len(examples) * 2 * 8
 
@@ -105,14 +105,14 @@ class StoredStates(Examples):
                 self._open(path)
 
     def _open(self, path: Path) -> None:
-        tensors, metadata = load_tensors(path, "file of hidden states", MEND)
+        tensors, metadata = load_tensors(path, "file of hidden states", HINT)
         for key, what in OTHERS.items():
             if metadata.get(key) != self.owner[key]:
                 other = f"expected {key} {self.owner[key]}, got {metadata.get(key)}"
-                raise InputError(f"{path} holds states of {what}: {other}; {MEND}")
+                raise InputError(f"{path} holds states of {what}: {other}; {HINT}")
         if tensors["hidden"].dtype != FORMAT:
-            raise InputError(f"{path} holds states in {tensors['hidden'].dtype}, expected {FORMAT}; {MEND}")
-        check_labels(tensors["labels"], str(path), MEND)
+            raise InputError(f"{path} holds states in {tensors['hidden'].dtype}, expected {FORMAT}; {HINT}")
+        check_labels(tensors["labels"], str(path), HINT)
         positions, first = Positions(*(tensors[name] for name in Positions._fields)), 0
         for example, end in zip(tensors["examples"].tolist(), tensors["ends"].tolist(), strict=True):
             self.spans.setdefault(example, (positions, first, end))

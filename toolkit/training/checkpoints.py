@@ -125,21 +125,21 @@ def folder_of(run_folder: Path | str) -> Path:
 
 def read_checkpoint(path: Path | str) -> dict[str, Any]:
     """A checkpoint's content on the CPU. Raises InputError if it is missing, damaged, or not one of toolkit.train."""
-    mend = "delete it to go on without it, or give another one as ckpt_path"
-    journal.check(path, mend)
+    hint = "delete it to go on without it, or give another one as ckpt_path"
+    journal.check(path, hint)
     try:
         if Path(path).stat().st_size == 0:
-            raise InputError(f"{path} is empty: expected a checkpoint; {mend}")
+            raise InputError(f"{path} is empty: expected a checkpoint; {hint}")
         with zipfile.ZipFile(path) as archive:
             if (broken := archive.testzip()) is not None:  # torch.load does not look at the records' CRC-32
-                raise InputError(f"{path} is damaged: the checksum of {broken} does not match; {mend}")
+                raise InputError(f"{path} is damaged: the checksum of {broken} does not match; {hint}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"ckpt_path: expected a checkpoint at {path}, found none") from None
     except InputError:
         raise
     except Exception as error:  # zip, pickle and torch each raise their own errors for other files
-        raise InputError(f"{path} is not a checkpoint: {first_line(error)}; {mend}") from None
+        raise InputError(f"{path} is not a checkpoint: {first_line(error)}; {hint}") from None
     if not isinstance(checkpoint, dict) or "about" not in checkpoint or "state_dict" not in checkpoint:
         raise InputError(f"{path} was not written by toolkit.train")
     return checkpoint

@@ -17,10 +17,10 @@ from toolkit.files.text import first_line
 from toolkit.models.teacher import hidden_size
 from toolkit.training.cached import FORMAT, StoredStates, announce
 from toolkit.training.examples import ExampleData, Positions
-from toolkit.training.online import MixedTexts, OnlineStates
+from toolkit.training.online import MixedSequences, OnlineStates
 
 SPLITS = ("train", "validation")
-MEND = "delete the folder dataset/ there and run data_gen.mix again"
+HINT = "delete the folder dataset/ there and run data_gen.mix again"
 STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
 LABELS = (
     "min(1, p/q) of the drafted token, both distributions warped by the sampling given here (analytic, not sampled)"
@@ -126,12 +126,14 @@ class MixedData(ExampleData):
         if not self._online:
             folder = self.path / "dataset"
             for path in sorted(file for file in folder.rglob("*") if file.is_file()):
-                journal.check(path, MEND)
+                journal.check(path, HINT)
             try:
                 splits = load_from_disk(str(folder))
             except Exception as error:  # missing and foreign files fail in a way of each reader's own
-                raise InputError(f"{folder} is not a whole data set ({first_line(error)}); {MEND}") from None
+                raise InputError(f"{folder} is not a whole data set ({first_line(error)}); {HINT}") from None
             for name, split in splits.items():
-                texts = MixedTexts(split, f"{folder} ({name})", MEND)
-                self._online[name] = OnlineStates(self.draft, texts, self.draft_batch_size, self.head_inputs, self.seed)
+                sequences = MixedSequences(split, f"{folder} ({name})", HINT)
+                self._online[name] = OnlineStates(
+                    self.draft, sequences, self.draft_batch_size, self.head_inputs, self.seed
+                )
         return self._online

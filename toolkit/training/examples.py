@@ -44,13 +44,13 @@ def joined(parts: Sequence[Positions]) -> Positions:
     return parts[0] if len(parts) == 1 else Positions(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
-def check_labels(labels: Tensor, where: str, mend: str) -> None:
+def check_labels(labels: Tensor, where: str, hint: str) -> None:
     """Raises InputError, one line, unless all labels [P] are numbers in [0, 1]."""
     wrong = ~((labels >= 0) & (labels <= 1))
     if bool(wrong.any()):
         raise InputError(
             f"{where}: labels are probabilities of acceptance, expected numbers in [0, 1]; {int(wrong.sum())} of {len(labels)} "
-            f"are not, the first is {float(labels[wrong][0]):g}; {mend}"
+            f"are not, the first is {float(labels[wrong][0]):g}; {hint}"
         )
 
 

@@ -20,26 +20,26 @@ from toolkit.models.teacher import hidden_size, pad_right, picked, states_and_lo
 from toolkit.training.batches import Examples
 from toolkit.training.examples import Positions, check_labels, joined
 from toolkit.training.recorded import drawn_depths
-from toolkit.types import SMALLEST, Earlier
+from toolkit.types import SMALLEST, History
 
 MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
 ENOUGH_TOKENS = 1024  # a forward pass of this many tokens takes no further example whose padding exceeds
 MOST_PADDING = 0.05  # of the longest one; another forward pass begins with that example
 
 
-class MixedTexts:
+class MixedSequences:
     """A split of mixed data as flat arrays: tokens of all examples, positions of drafted tokens, and their labels.
 
     Examples without a drafted token are left out. An example is read up to its last drafted token.
 
     split  a datasets.Dataset with the columns of data_gen.mix
-    where  names it in messages; mend: says there what to do
+    where  names it in messages; hint: says there what to do
     counts [examples]   drafted tokens of each
     lengths [examples]  tokens up to the last drafted one
     Raises InputError if a label is not a probability.
     """
 
-    def __init__(self, split: Any, where: str, mend: str):
+    def __init__(self, split: Any, where: str, hint: str):
         table = split.with_format("arrow")[:]
         self._tokens, mask, labels = (_flat(table[name]) for name in ("input_ids", "mask", "labels"))
         self._accept_probs, self._drafted = labels, np.flatnonzero(mask)
@@ -51,7 +51,7 @@ class MixedTexts:
         starts = ends - np.diff(ends, prepend=0)
         self._starts, self._positions = starts[nonempty], drafted - starts[rows]
         self._labels = torch.from_numpy(labels[drafted])
-        check_labels(self._labels, where, mend)
+        check_labels(self._labels, where, hint)
         self.counts = counts[nonempty]
         self._ends = np.cumsum(self.counts)
         self.lengths = self._positions[self._ends - 1] + 1 if len(nonempty) else self.counts
@@ -111,14 +111,16 @@ class OnlineStates(Examples):
     tokens_read, tokens_computed  of all forward passes so far; their difference is padding
     """
 
-    def __init__(self, draft: Any, texts: MixedTexts, batch_size: int, inputs: Inputs | None = None, seed: int = 0):
-        self.draft, self.texts, self.batch_size, self.inputs = draft, texts, batch_size, inputs or Inputs()
+    def __init__(
+        self, draft: Any, sequences: MixedSequences, batch_size: int, inputs: Inputs | None = None, seed: int = 0
+    ):
+        self.draft, self.sequences, self.batch_size, self.inputs = draft, sequences, batch_size, inputs or Inputs()
         most = self.inputs.round_depth
-        self.depths = texts.depths(most, seed) if most else torch.ones(texts.num_positions, dtype=torch.long)
+        self.depths = sequences.depths(most, seed) if most else torch.ones(sequences.num_positions, dtype=torch.long)
         self.table = embedding_table(draft) if self.inputs.earlier else None
         size = hidden_size(draft)
         self.width = size + self.inputs.size_of_more(size, 0 if self.table is None else self.table.shape[1])
-        self.num_examples, self.num_positions = texts.num_examples, texts.num_positions
+        self.num_examples, self.num_positions = sequences.num_examples, sequences.num_positions
         self.tokens_read = self.tokens_computed = 0
 
     def batch(self, examples: Sequence[int]) -> Positions:
@@ -153,9 +155,9 @@ class OnlineStates(Examples):
     def _chunks(self, examples: Iterable[int]) -> Iterator[list[int]]:
         """The examples of each forward pass, the longest first: at most `batch_size`, fewer rather than much padding."""
         chunk: list[int] = []
-        for example in sorted(examples, key=lambda example: (-self.texts.lengths[example], example)):
-            longest = int(self.texts.lengths[chunk[0]]) if chunk else 0
-            padding = longest - int(self.texts.lengths[example])
+        for example in sorted(examples, key=lambda example: (-self.sequences.lengths[example], example)):
+            longest = int(self.sequences.lengths[chunk[0]]) if chunk else 0
+            padding = longest - int(self.sequences.lengths[example])
             wasteful = longest * len(chunk) >= ENOUGH_TOKENS and padding > MOST_PADDING * longest
             if len(chunk) == self.batch_size or wasteful:
                 yield chunk
@@ -165,33 +167,33 @@ class OnlineStates(Examples):
             yield chunk
 
     def _forward(self, examples: Sequence[int]) -> list[Positions]:
-        texts = [self.texts.tokens(example) for example in examples]
-        tokens = pad_right(texts)
-        self.tokens_read += sum(map(len, texts))
+        sequences = [self.sequences.tokens(example) for example in examples]
+        tokens = pad_right(sequences)
+        self.tokens_read += sum(map(len, sequences))
         self.tokens_computed += tokens.numel()
         states, logits = states_and_logits_of(self.draft, tokens)
         positions = []
         for row, example in enumerate(examples):
-            drafted, labels = self.texts.drafted(example)
+            drafted, labels = self.sequences.drafted(example)
             read = drafted.to(states.device)
             before = logits[row, (drafted - 1).to(logits.device)].float().log_softmax(-1).exp()
             confidence = picked(before, tokens[row, drafted].to(before.device)).to(states.device)
-            features = self._features(states[row], logits[row], texts[row], read, example)
+            features = self._features(states[row], logits[row], sequences[row], read, example)
             positions.append(Positions(features, labels, confidence))
         return positions
 
     def _features(self, states: Tensor, logits: Tensor, text: Sequence[int], positions: Tensor, example: int) -> Tensor:
         """A head's inputs [n, F] at `positions` [n] of a text, from the draft's states [T, D] and logits [T, V]."""
         before, length = None, len(text)
-        if self.inputs.num_earlier:
+        if self.inputs.num_history:
             tokens, logits = torch.tensor(text, device=states.device), logits[:length].to(states.device)
-            first, count = self.texts.response_start(example), self.inputs.num_earlier
-            before = earlier_at(states[:length], logits, tokens, positions, first, count)
-        depth = self.depths[self.texts.span(example)].to(states.device)
+            first, count = self.sequences.response_start(example), self.inputs.num_history
+            before = history_at(states[:length], logits, tokens, positions, first, count)
+        depth = self.depths[self.sequences.span(example)].to(states.device)
         return self.inputs.with_more(states[positions], before, self.table, depth)
 
 
-def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, positions: Tensor, first: int, count: int) -> Earlier:
+def history_at(states: Tensor, logits: Tensor, tokens: Tensor, positions: Tensor, first: int, count: int) -> History:
     """The `count` newest positions up to and including each of `positions` [n]: what the draft has once it has read them.
 
     Live decoding keeps the same. An entry holds the state that its token was drawn from, its token (drafted or the target's)
@@ -212,4 +214,4 @@ def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, positions: Tensor
     entries = (states[before], read, token_prob[before], entropy[before], top)
     hidden, token_ids, prob, entropies, top = (v * present.view(*present.shape, *[1] * (v.dim() - 2)) for v in entries)
     likelihood, number = log_probs.cumsum(0)[positions - 1].float(), (positions - first + 1).float()
-    return Earlier(hidden, token_ids, prob, entropies, top, present, likelihood, number)
+    return History(hidden, token_ids, prob, entropies, top, present, likelihood, number)

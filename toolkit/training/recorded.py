@@ -47,9 +47,9 @@ LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later
 class RecordedStates(Examples):
     """Texts of a trace. `edges` [N + 1] says at which rows the positions of each of the trace's N texts begin."""
 
-    def __init__(self, edges: Tensor, texts: Sequence[int]):
-        self.first, self.last = edges[:-1][list(texts)], edges[1:][list(texts)]
-        self.num_examples, self.num_positions = len(texts), int((self.last - self.first).sum())
+    def __init__(self, edges: Tensor, sequences: Sequence[int]):
+        self.first, self.last = edges[:-1][list(sequences)], edges[1:][list(sequences)]
+        self.num_examples, self.num_positions = len(sequences), int((self.last - self.first).sum())
 
     def rows(self, examples: Sequence[int]) -> Tensor:
         return torch.cat([torch.arange(int(self.first[text]), int(self.last[text])) for text in examples])
@@ -67,7 +67,7 @@ class TracedStates(RecordedStates):
     def __init__(
         self,
         trace: Trace,
-        texts: Sequence[int],
+        sequences: Sequence[int],
         table: Tensor,
         inputs: Inputs | None = None,
         hard: bool = False,
@@ -93,7 +93,7 @@ class TracedStates(RecordedStates):
         following = torch.where(followed, following, 0)
         labels = accepts.float() if hard else torch.stack([trace.accept_prob[self.steps], trace.alpha[following]], 1)
         self.labels = torch.stack([labels[:, 0], labels[:, 1].where(followed, torch.nan)], 1)
-        super().__init__(edges, texts)
+        super().__init__(edges, sequences)
 
     def batch(self, examples: Sequence[int]) -> Positions:
         index = self.rows(examples)
@@ -108,7 +108,7 @@ class ReadStates(RecordedStates):
     Positions and labels are those of `TracedStates`, where the recording has a step more.
     """
 
-    def __init__(self, trace: Trace, texts: Sequence[int], hard: bool = False):
+    def __init__(self, trace: Trace, sequences: Sequence[int], hard: bool = False):
         self.trace = trace
         if trace.run is None:
             start = self.steps = torch.arange(trace.num_positions)
@@ -121,7 +121,7 @@ class ReadStates(RecordedStates):
         start, self.steps, self.reading = start[read], self.steps[read], self.reading[read]
         self.labels = accepted[read].float() if hard else trace.accept_prob[self.steps]
         edges = torch.searchsorted(start, trace.text_first)
-        super().__init__(edges, [text for text in texts if edges[text] < edges[text + 1]])
+        super().__init__(edges, [text for text in sequences if edges[text] < edges[text + 1]])
 
     def batch(self, examples: Sequence[int]) -> Positions:
         index = self.rows(examples)
@@ -221,14 +221,14 @@ class TracedData(ExampleData):
         held_out = different[torch.randperm(len(different), generator=generator)[:num_held_out]]
         validation = torch.isin(trace.rows, held_out)
         for name, chosen in (("train", ~validation), ("validation", validation)):
-            texts = chosen.nonzero().squeeze(1).tolist()
-            if not texts:
+            sequences = chosen.nonzero().squeeze(1).tolist()
+            if not sequences:
                 raise InputError(f"{self.path}: {len(different)} texts leave none for the {name} split; record more")
             hard = self.hard_labels and name == "train"
             if self.reads_state:
-                self.states[name] = ReadStates(trace, texts, hard)
+                self.states[name] = ReadStates(trace, sequences, hard)
             else:
-                self.states[name] = TracedStates(trace, texts, table, self.head_inputs, hard, self.seed)
+                self.states[name] = TracedStates(trace, sequences, table, self.head_inputs, hard, self.seed)
 
     def read_by(self, head: SavedHead) -> None:
         reads = (head.inputs, isinstance(head, AcceptanceHead))

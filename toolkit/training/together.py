@@ -48,7 +48,7 @@ class Member:
         if self.schedule is not None:
             self.schedule.step()
 
-    def judged(self, score: float) -> None:
+    def validated(self, score: float) -> None:
         """Keep the state if it is the best one."""
         self.epochs += 1
         if score < self.best_score:
@@ -127,7 +127,7 @@ def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: st
         for member in learning:
             member.module.head.train()
     for member, scores in zip(learning, sums, strict=True):
-        member.judged(float(member.module.named(scores)[metric]))
+        member.validated(float(member.module.named(scores)[metric]))
 
 
 def epoch_batches(data: ExampleData, epoch: int) -> ExampleBatches:

@@ -40,7 +40,7 @@ class Rule(ABC):
 
 
 class TextRule(Rule):
-    """A rule for one text per row: its tree of candidates is judged at once."""
+    """A rule for one text per row: its tree of candidates is verified at once."""
 
     @abstractmethod
     def verify(self, proposal: Proposal, target_probs: Tensor, uniforms: Tensor) -> Verdict:

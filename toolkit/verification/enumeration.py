@@ -70,8 +70,8 @@ def candidate_tuples(scheme: str, draft_probs: Tensor) -> Tuples:
             left = draft_probs[:, k : k + 1].expand_as(left)
         distribution = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
         if scheme == "greedy":
-            likeliest = torch.zeros_like(distribution).scatter(-1, distribution.argmax(-1, keepdim=True), 1.0)
-            distribution = torch.where((k < counts - 1).view(-1, 1, 1), likeliest, distribution)
+            most_probable = torch.zeros_like(distribution).scatter(-1, distribution.argmax(-1, keepdim=True), 1.0)
+            distribution = torch.where((k < counts - 1).view(-1, 1, 1), most_probable, distribution)
         index = column.expand_as(tuple_probs).unsqueeze(-1)
         drawn = distribution.gather(-1, index).squeeze(-1)
         tuple_probs = tuple_probs * torch.where((k < counts).unsqueeze(1), drawn, (column == 0).to(drawn.dtype))

@@ -8,7 +8,7 @@ The minimiser is empty or a prefix of the tokens by p/q, increasing, so sorting 
     without_replacement  K = 2: Q(H) = q(H) - q(H^c) sum_H q/(1 - q).
                          Any K, with an exponential clock of rate q(x) at every token:
                          Q(H) = integral over t > 0 of P(K of H have rung by t) q(H^c) exp(-q(H^c) t) dt
-    greedy               T = the K - 1 likeliest of q, r = q/(1 - q(T)) on the rest: alpha* = p(T) + sum_rest min(p, r)
+    greedy               T = the K - 1 most probable of q, r = q/(1 - q(T)) on the rest: alpha* = p(T) + sum_rest min(p, r)
 
 Where q has fewer than K tokens, all of them are candidates.
 

@@ -3,8 +3,8 @@
     iid                  K independent draws from q; they may repeat
     independent          one draw from each of K distributions
     without_replacement  one after another from q with the earlier ones removed and renormalised
-    greedy               the K - 1 likeliest of q, and one draw from the rest (Hu et al., arXiv:2502.18779)
-    top_k                the K likeliest of q, for certain: rules are given a point mass on each as what it was drawn from
+    greedy               the K - 1 most probable of q, and one draw from the rest (Hu et al., arXiv:2502.18779)
+    top_k                the K most probable of q, for certain: rules are given a point mass on each as what it was drawn from
 
 Each function takes a distribution and K uniforms in [0, 1) and returns the candidates [..., K] with the number of real
 ones [...]. Where q has fewer tokens than the scheme needs, the last candidates are padded with token 0.
@@ -52,18 +52,18 @@ def without_replacement(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, 
 
 
 def greedy(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The K - 1 likeliest of draft_probs [..., V], and one draw from the rest with the last uniform."""
+    """The K - 1 most probable of draft_probs [..., V], and one draw from the rest with the last uniform."""
     top = _widened(top_tokens(draft_probs, uniforms.shape[-1] - 1), uniforms.shape[-1] - 1)
     sampled = draw(draft_probs.scatter(-1, top, 0.0), uniforms[..., -1])
     return _padded(torch.cat([top, sampled.unsqueeze(-1)], -1), draft_probs)
 
 
 def top_k(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The K likeliest of draft_probs [..., V], of equals the first; uniforms [..., K] give K, and are not used."""
+    """The K most probable of draft_probs [..., V], of equals the first; uniforms [..., K] give K, and are not used."""
     return _padded(_widened(top_tokens(draft_probs, uniforms.shape[-1]), uniforms.shape[-1]), draft_probs)
 
 
-def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+def most_probable(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     """The tokens of the largest logits [..., V] in order, of equals the first: [..., num_tokens], padded with token 0.
 
     Also how many are real [...]: tokens of logit -inf cannot be drawn.
@@ -79,7 +79,7 @@ def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def top_tokens(draft_probs: Tensor, num_tokens: int) -> Tensor:
-    """The likeliest tokens of draft_probs [..., V] in order, of equals the first; at most V: [..., num_tokens]."""
+    """The most probable tokens of draft_probs [..., V] in order, of equals the first; at most V: [..., num_tokens]."""
     left, tokens = draft_probs.clone(), []
     for _ in range(min(num_tokens, draft_probs.shape[-1])):
         tokens.append(left.argmax(-1, keepdim=True))

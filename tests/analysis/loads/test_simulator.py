@@ -7,7 +7,7 @@ import torch
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load, serve
 from analysis.tables.grid import Setting
-from analysis.tables.workbench import Workbench
+from analysis.tables.sweep_context import SweepContext
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.acceptance.folder import head_hash
@@ -33,9 +33,9 @@ def pair():
 def recorded(pair):
     prompts = [e.prompt for domain in ("math", "code") for e in load_frozen(domain, "dev")[:4]]
     plain = decode(pair, prompts, config.method("autoregressive"), SAMPLING)
-    texts = [(g.prompt_ids, g.token_ids) for g in plain]
-    return texts, Recorder(pair, SAMPLING, 10, named_scorers(pair, {head_hash(pair.head): pair.head})).record(
-        texts, range(len(texts))
+    sequences = [(g.prompt_ids, g.token_ids) for g in plain]
+    return sequences, Recorder(pair, SAMPLING, 10, named_scorers(pair, {head_hash(pair.head): pair.head})).record(
+        sequences, range(len(sequences))
     )
 
 
@@ -47,58 +47,58 @@ COSTS = LoadCost(CostGrid((1.0, 8.0), (1.0,), (0.0,), np.array([[[0.1]], [[0.2]]
     ("speculative", 3), ("confidence", 1), ("rate", 3), ("batch_rate", 3), ("batch_rate", 1), ("dynamic_confidence", 3),
 ])  # fmt: skip
 def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots):
-    texts, trace = recorded
+    sequences, trace = recorded
     costs = COSTS.save(tmp_path / "costs.json")
     method = config.method(name, ["max_drafted=10", *([f"policy.costs={costs}"] if name == "batch_rate" else [])])
-    live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLING, batch_size=slots)
+    live = decode(pair, [prompt for prompt, _ in sequences], method, SAMPLING, batch_size=slots)
     policy = method.bind(pair).policy
-    lengths = [len(prompt) for prompt, _ in texts]
-    served = serve(trace, lengths, policy, COSTS, Load(slots, drops="half"), range(len(texts)))
+    lengths = [len(prompt) for prompt, _ in sequences]
+    results = serve(trace, lengths, policy, COSTS, Load(slots, drops="half"), range(len(sequences)))
     for number, generation in enumerate(live):
         counts = generation.counts
-        assert served.tokens[number] == counts.num_generated
-        assert served.rounds[number] == counts.num_target_calls
-        assert served.num_drafted[number] == counts.num_drafted
-        assert served.num_calls[number] == counts.num_draft_calls
+        assert results.tokens[number] == counts.num_generated
+        assert results.rounds[number] == counts.num_target_calls
+        assert results.num_drafted[number] == counts.num_drafted
+        assert results.num_calls[number] == counts.num_draft_calls
 
 
 @pytest.mark.parametrize(("name", "slots"), [("prompt_lookup", 3), ("lookup_rate", 1), ("lookup_rate", 3)])
 def test_copies_count_what_live_batches_of_a_target_alone_count(pair, recorded, tmp_path, name, slots):
-    texts, _ = recorded
+    sequences, _ = recorded
     costs = COSTS.save(tmp_path / "costs.json")
     told = (
         [f"policy.costs={costs}", f"policy.batch_size={slots}"] if name == "lookup_rate" else ["policy.num_drafted=3"]
     )
     alone = ModelPair(pair.target, tokenizer=pair.tokenizer)
     method = config.method(name, told).bind(alone)
-    live = decode(alone, [prompt for prompt, _ in texts], method, SAMPLING, batch_size=slots)
-    copies = Copies(method.proposer, texts, 10, SAMPLING.max_new_tokens, alone.ends(SAMPLING))
-    served = serve(
-        copies, [len(p) for p, _ in texts], method.policy, COSTS, Load(slots, drops="half"), range(len(texts))
+    live = decode(alone, [prompt for prompt, _ in sequences], method, SAMPLING, batch_size=slots)
+    copies = Copies(method.proposer, sequences, 10, SAMPLING.max_new_tokens, alone.ends(SAMPLING))
+    results = serve(
+        copies, [len(p) for p, _ in sequences], method.policy, COSTS, Load(slots, drops="half"), range(len(sequences))
     )
-    assert served.num_drafted.sum() > 0 == served.forwards[0]
+    assert results.num_drafted.sum() > 0 == results.forwards[0]
     for number, generation in enumerate(live):
-        assert served.tokens[number] == generation.counts.num_generated
-        assert served.rounds[number] == generation.counts.num_target_calls
-        assert served.num_drafted[number] == generation.counts.num_drafted
+        assert results.tokens[number] == generation.counts.num_generated
+        assert results.rounds[number] == generation.counts.num_target_calls
+        assert results.num_drafted[number] == generation.counts.num_drafted
 
 
 def test_costs_are_those_of_the_longest_context_or_of_their_mean(recorded):
     """Two plain texts side by side, a target that costs its context: one round of each text's first position."""
-    texts, trace = recorded
+    sequences, trace = recorded
     grid = CostGrid((1.0,), (1.0,), (0.0, 1000.0), np.array([[[1e-9, 1000.0]]]))
-    costs, lengths = LoadCost(grid, grid, "test"), [100 * (number + 1) for number in range(len(texts))]
+    costs, lengths = LoadCost(grid, grid, "test"), [100 * (number + 1) for number in range(len(sequences))]
     for drops, context in (("half", 400), ("always", (200 + 400) / 2)):
-        served = serve(trace, lengths, Bounded(Fixed(1), 0, 0), costs, Load(2, drops=drops), [1, 3])
+        results = serve(trace, lengths, Bounded(Fixed(1), 0, 0), costs, Load(2, drops=drops), [1, 3])
         reading = costs.target(2, 400) - costs.target(2, 1)  # the same: one width is known
-        assert served.first.tolist() == pytest.approx([context + reading] * 2, abs=0.1)
+        assert results.first.tolist() == pytest.approx([context + reading] * 2, abs=0.1)
 
 
 def test_seconds_by_hand(recorded):
     """One slot, fixed K: every round costs its draft forwards and one target forward; the first one reads the prompt, too."""
-    texts, trace = recorded
-    lengths = [len(prompt) for prompt, _ in texts]
-    served = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(1), [0, 3])
+    sequences, trace = recorded
+    lengths = [len(prompt) for prompt, _ in sequences]
+    results = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(1), [0, 3])
     counts = replay(trace, Bounded(Fixed(2), 0, 2)).counts
     expected = 0.0
     for number, text in enumerate([0, 3]):
@@ -107,23 +107,23 @@ def test_seconds_by_hand(recorded):
             counts[name][text] * cost for name, cost in (("num_draft_calls", 0.1), ("num_target_calls", 1.0))
         )
         expected += 0.1 * counts["num_drafted"][text]  # 0.1 a column
-        assert served.answered[number] == pytest.approx(expected)
-    assert served.seconds.sum() == pytest.approx(served.answered.max())
-    assert served.sent[1] == served.answered[0] == served.joined[1]
+        assert results.answered[number] == pytest.approx(expected)
+    assert results.seconds.sum() == pytest.approx(results.answered.max())
+    assert results.sent[1] == results.answered[0] == results.joined[1]
 
 
 def test_plain_decoding_reads_no_prompt_with_the_draft(recorded):
-    texts, trace = recorded
+    sequences, trace = recorded
     plain = Bounded(Fixed(1), 0, 0)
-    served = serve(trace, [len(p) for p, _ in texts], plain, COSTS, Load(1), [0])
-    assert served.answered[0] == pytest.approx(len(texts[0][1]) * 1.0 + 0.1 * (len(texts[0][0]) - 1))
-    assert served.num_calls.sum() == 0 and served.forwards == (0, len(texts[0][1]))
+    results = serve(trace, [len(p) for p, _ in sequences], plain, COSTS, Load(1), [0])
+    assert results.answered[0] == pytest.approx(len(sequences[0][1]) * 1.0 + 0.1 * (len(sequences[0][0]) - 1))
+    assert results.num_calls.sum() == 0 and results.forwards == (0, len(sequences[0][1]))
 
 
 def test_requests_wait_for_a_slot(recorded):
-    texts, trace = recorded
-    lengths = [len(p) for p, _ in texts]
-    queue = list(range(len(texts))) * 3
+    sequences, trace = recorded
+    lengths = [len(p) for p, _ in sequences]
+    queue = list(range(len(sequences))) * 3
     crowded = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(2, rate=1e6), queue)
     idle = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(2, rate=1e-6), queue)
     users = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(2, users=4), queue)
@@ -135,33 +135,33 @@ def test_requests_wait_for_a_slot(recorded):
     assert torch.isfinite(torch.from_numpy(users.sent)).all()
 
 
-# -- what can be served, and what rules for a whole batch are told ----------------------------------------------------
+# -- what can be results, and what rules for a whole batch are told ----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def bench():
+def context():
     prompts = [Prompt(str(n), e.prompt) for n, e in enumerate(load_frozen("math", "dev")[:6])]
-    return Workbench(ModelPair.toy(), prompts, Sampling(temperature=1.0, max_new_tokens=20, seed=3), 6)
+    return SweepContext(ModelPair.toy(), prompts, Sampling(temperature=1.0, max_new_tokens=20, seed=3), 6)
 
 
 @pytest.fixture(scope="module")
-def recorded_pair(bench, tmp_path_factory):
+def recorded_pair(context, tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded_pair")
     own = LoadCost.ratio(0.9).save(folder / "own.json")
     settings = [Setting("autoregressive"), Setting("speculative"), Setting("batch_rate_confidence")]
     settings += [Setting("batch_rate_confidence", {"policy.costs": str(own)}), Setting("oracle"), Setting("mcsd")]
-    found = RecordedPair(bench, settings, folder, 20)
+    found = RecordedPair(context, settings, folder, 20)
     found.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(folder / "costs.json")
     return found
 
 
-def test_chains_judged_token_by_token_are_simulated(recorded_pair):
+def test_chains_verified_token_by_token_are_simulated(recorded_pair):
     assert [setting.method for setting in recorded_pair.settings] == [
         "autoregressive", "speculative", "batch_rate_confidence", "batch_rate_confidence",
     ]  # fmt: skip
     assert recorded_pair.left_out == {
         "oracle": "a bound, not a method",
-        "mcsd": "only chains judged token by token are simulated",
+        "mcsd": "only chains verified token by token are simulated",
     }
     plain, fixed = (recorded_pair.serve(setting, Load(2)) for setting in recorded_pair.settings[:2])
     assert plain.tokens.tolist() == fixed.tokens.tolist() and plain.forwards[0] == 0 < fixed.forwards[0]
@@ -176,21 +176,21 @@ def test_a_batch_rule_reads_the_table_unless_its_setting_names_one(recorded_pair
     assert recorded_pair.overrides(recorded_pair.settings[1])["method"] == "speculative"
 
 
-def test_nothing_to_simulate_is_refused(bench, tmp_path):
+def test_nothing_to_simulate_is_refused(context, tmp_path):
     with pytest.raises(InputError, match="no setting can be simulated: oracle: a bound, not a method"):
-        RecordedPair(bench, [Setting("oracle")], tmp_path, 20)
+        RecordedPair(context, [Setting("oracle")], tmp_path, 20)
     with pytest.raises(InputError, match="may draft 20 tokens: expected at most max_drafted=4"):
-        RecordedPair(bench, [Setting("batch_rate_confidence")], tmp_path, 4)
+        RecordedPair(context, [Setting("batch_rate_confidence")], tmp_path, 4)
 
 
-def test_roll_outs_are_as_deep_as_pays_and_deeper_settings_are_left_out(bench, tmp_path, monkeypatch):
+def test_roll_outs_are_as_deep_as_pays_and_deeper_settings_are_left_out(context, tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 3)
     settings = [Setting("speculative", {"policy.num_drafted": length}) for length in (2, 3, 4)]
-    found = RecordedPair(bench, [Setting("autoregressive"), *settings, Setting("confidence")], tmp_path, "auto")
+    found = RecordedPair(context, [Setting("autoregressive"), *settings, Setting("confidence")], tmp_path, "auto")
     assert found.max_drafted == 3 and list(found.left_out) == ["speculative"]
     assert [setting.label for setting in found.settings[:-1]] == ["", "K=2", "K=3"]
     found.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(tmp_path / "costs.json")
     assert found.recording.trace_for(found.settings[1]).max_drafted == 3
     assert found.overrides(found.settings[-1])["method.max_drafted"] == 3, "decoded as it was simulated"
     monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 7)
-    assert RecordedPair(bench, settings, tmp_path, "auto").max_drafted == 3, "measured once per draft and texts"
+    assert RecordedPair(context, settings, tmp_path, "auto").max_drafted == 3, "measured once per draft and texts"

@@ -180,7 +180,7 @@ def by_number(handler):
     says(f"[[{handler.question.partition('number ')[2].split()[0]}]]")(handler)
 
 
-def test_equal_answers_to_a_prompt_are_judged_once(stub):
+def test_equal_answers_to_a_prompt_are_rated_once(stub):
     stub.answers = [by_number]
     metric = asking(stub)
     twice = [questions(2)[i] for i in (0, 1, 0, 1)]
@@ -277,7 +277,7 @@ def test_what_was_answered_before_a_failure_is_kept(stub, tmp_path):
     assert [score.counts[0] for score in scores] == [6, 8, 10] and len(stub.requests) == 1
 
 
-def test_nobody_is_asked_about_what_cannot_be_judged(stub):
+def test_nobody_is_asked_about_what_cannot_be_rated(stub):
     failed = generations(["a"])
     failed[0].error = "broke"
     metric = asking(stub, template="reference")

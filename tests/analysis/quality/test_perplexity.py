@@ -56,7 +56,7 @@ def test_it_is_the_models_own_likelihood_in_any_batch(exact_pair, prompts, batch
     assert samples.min() < whole < samples.max() and np.isfinite(samples).all()
 
 
-def test_a_decoded_text_is_judged_unwarped(exact_pair, prompts):
+def test_a_decoded_text_is_scored_unwarped(exact_pair, prompts):
     from toolkit.config import method
     from toolkit.decoding import decode
 

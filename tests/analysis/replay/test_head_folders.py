@@ -98,7 +98,7 @@ def test_scores_of_a_head_with_and_without_its_class_weight(trace, heads, scored
     found = head_scores(told, chosen, head, bootstrap)
     logits, labels, text = drawn_samples(trace, told.estimates[head.key], preread)
     mine = torch.tensor([number % 3 != 0 for number in text.tolist()])
-    z, p, texts = logits[mine].double(), labels[mine].double(), text[mine]
+    z, p, sequences = logits[mine].double(), labels[mine].double(), text[mine]
     q = torch.sigmoid(z)
     loss = -(p * q.log() + (1 - p) * (1 - q).log())
     kl = loss - (torch.special.entr(p) + torch.special.entr(1 - p))
@@ -114,7 +114,7 @@ def test_scores_of_a_head_with_and_without_its_class_weight(trace, heads, scored
     assert found["auroc"] == pytest.approx(float(scores.compute()["auroc"]))
     assert found["ece"] == pytest.approx(float(scores.compute()["ece"])) and found["ece_corrected"] != found["ece"]
     sums = np.array([
-        [float(kl[texts == number].sum()), int((texts == number).sum())] for number in np.flatnonzero(chosen)
+        [float(kl[sequences == number].sum()), int((sequences == number).sum())] for number in np.flatnonzero(chosen)
     ])  # fmt: skip
     _, low, high = bootstrap.interval(sums, lambda totals: totals[..., 0] / totals[..., 1])
     assert (found["binary_kl_low"], found["binary_kl_high"]) == (pytest.approx(low), pytest.approx(high))
@@ -136,8 +136,8 @@ def test_a_head_is_scored_on_the_trace_or_read_from_it(trace, heads):
     draft = testing.table_pair().draft
     for head, is_there in zip(heads, (False, True), strict=True):
         recorded = replace(trace, estimates={head.key: torch.zeros(trace.num_steps, 2)})
-        contender = head_folders.Contender("n", "kind", Path(), head, {}, is_there)
-        scored = contender.scored(recorded, draft)
+        candidate = head_folders.CandidateHead("n", "kind", Path(), head, {}, is_there)
+        scored = candidate.scored(recorded, draft)
         expected = recorded.estimates[head.key] if is_there else head(trace.hidden.float())
         assert torch.allclose(scored.head_logits(head.key), expected, atol=1e-6)
         assert torch.equal(scored.tokens, trace.tokens)

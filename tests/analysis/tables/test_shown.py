@@ -77,22 +77,22 @@ def test_definitions_are_as_wide_as_the_terminal(width, monkeypatch):
 # -- acceptance by position: counted from the rounds themselves -------------------------------------------------------
 
 
-def rows_of(texts, chains=True):
+def rows_of(sequences, chains=True):
     about = {"dataset": "d", "split": "test", "method": "svip", "setting": "h=0.5"}
-    rounds = [[Round(k, k, n, n + 1, n == k) for k, n in text] for text in texts]
+    rounds = [[Round(k, k, n, n + 1, n == k) for k, n in text] for text in sequences]
     return pd.DataFrame([{**about, **round_lengths(text, chains)} for text in rounds])
 
 
 def test_positions_and_lengths_are_those_of_the_rounds():
     generator = np.random.default_rng(0)
-    texts = [[(k, int(generator.integers(k + 1))) for k in generator.integers(0, 5, size=20)] for _ in range(7)]
-    table = acceptance_positions(rows_of(texts), Bootstrap(200)).set_index("position")
-    rounds = [pair for text in texts for pair in text]
+    sequences = [[(k, int(generator.integers(k + 1))) for k in generator.integers(0, 5, size=20)] for _ in range(7)]
+    table = acceptance_positions(rows_of(sequences), Bootstrap(200)).set_index("position")
+    rounds = [pair for text in sequences for pair in text]
     for k in range(1, 5):
         assert table.reached[k] == sum(n >= k - 1 and drafted >= k for drafted, n in rounds)
         assert table.accepted[k] == sum(n >= k for _, n in rounds)
         assert table.rate_low[k] <= table.rate[k] == table.accepted[k] / table.reached[k] <= table.rate_high[k]
-    lengths = length_table(rows_of(texts)).set_index("length")
+    lengths = length_table(rows_of(sequences)).set_index("length")
     assert [lengths.drafted[n] for n in range(5)] == [sum(k == n for k, _ in rounds) for n in range(5)]
     assert lengths.accepted.sum() == lengths.drafted.sum() == len(rounds)
 

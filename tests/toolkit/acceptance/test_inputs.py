@@ -31,7 +31,7 @@ FIELDS = ("hidden", "tokens", "token_prob", "entropy", "top_probs", "present", "
 
 
 def slow(draft, prompt, text):
-    """What `Earlier` should hold before the next token of prompt + text, from one plain forward."""
+    """What `History` should hold before the next token of prompt + text, from one plain forward."""
     ids = torch.tensor([prompt + text])
     output = draft(ids, use_cache=False, output_hidden_states=True)
     states, probs = output.hidden_states[-1][0], output.logits[0].softmax(-1)
@@ -68,7 +68,7 @@ class Watching(StoppingPolicy):
     limit: int = MOST
 
     @property
-    def num_earlier(self):
+    def num_history(self):
         return H
 
     def init(self, num_rows, device):
@@ -86,13 +86,13 @@ class Telling(ChainProposer):
     """Says which texts the slots hold."""
 
     def __init__(self):
-        self.texts = []
+        self.sequences = []
 
     def propose(self, context, policy, state):
         first = len(policy.policy.heard)
         found = super().propose(context, policy, state)
-        self.texts += [
-            (number, [list(text) for text in context.texts]) for number in range(first, len(policy.policy.heard))
+        self.sequences += [
+            (number, [list(text) for text in context.sequences]) for number in range(first, len(policy.policy.heard))
         ]
         return found
 
@@ -108,26 +108,26 @@ def test_live_steps_know_the_accepted_text(exact_pair, prompts, batch_size):
     if batch_size == 1:
         assert any(one.num_drafted == 0 for g in generations for one in g.rounds[1:-1])
     checked = 0
-    for number, texts in proposer.texts:
+    for number, sequences in proposer.sequences:
         step = heard[number]
         drafted = [other.tokens for other in heard[number - step.depth + 1 : number]]
-        for row, text in enumerate(texts):
+        for row, text in enumerate(sequences):
             prompt = next((p for p in prompts if text[: len(p)] == p), None)
             if prompt is None:
                 continue  # an empty slot
             produced = text[len(prompt) :] + [int(tokens[row]) for tokens in drafted]
-            check(step.earlier(H), row, slow(exact_pair.draft, prompt, produced))
+            check(step.history(H), row, slow(exact_pair.draft, prompt, produced))
             checked += 1
     assert checked > 100
-    assert heard[0].earlier(H + 1) is None
+    assert heard[0].history(H + 1) is None
 
 
 def test_recorded_steps_know_their_texts_and_roll_outs(exact_pair, prompts):
-    texts = [(g.prompt_ids, g.token_ids) for g in decode(exact_pair, prompts, method("autoregressive"), SAMPLED)]
-    trace = Recorder(exact_pair, SAMPLED, MOST, hidden=True).record_all(texts, range(len(texts)), 3)
+    sequences = [(g.prompt_ids, g.token_ids) for g in decode(exact_pair, prompts, method("autoregressive"), SAMPLED)]
+    trace = Recorder(exact_pair, SAMPLED, MOST, hidden=True).record_all(sequences, range(len(sequences)), 3)
     assert trace.num_steps > trace.num_positions
-    found = RecordedStep(trace, 1, torch.arange(trace.num_steps)).earlier(H)
-    for number, (prompt, text) in enumerate(texts):
+    found = RecordedStep(trace, 1, torch.arange(trace.num_steps)).history(H)
+    for number, (prompt, text) in enumerate(sequences):
         first = int(trace.text_first[number])
         for place in range(len(text)):
             check(found, first + place, slow(exact_pair.draft, prompt, text[:place]))
@@ -167,13 +167,13 @@ def test_live_rounds_are_replayed_rounds(toy_head):
 
 def test_the_logits_of_a_recording_are_those_from_its_states(toy_head):
     pair, sampling = ModelPair.toy(), Sampling(max_new_tokens=16)
-    texts = [
+    sequences = [
         (g.prompt_ids, g.token_ids)
         for g in generate(pair, ["Q: Spell river.\nA:"], method="autoregressive", max_new_tokens=16)
     ]
     head = PrereadHead.load(toy_head)[0]
-    whole = Recorder(pair, sampling, 4, {"mine": scorer(pair, toy_head, "preread")}).record(texts, [0])
-    states = Recorder(pair, sampling, 4, hidden=True).record(texts, [0])
+    whole = Recorder(pair, sampling, 4, {"mine": scorer(pair, toy_head, "preread")}).record(sequences, [0])
+    states = Recorder(pair, sampling, 4, hidden=True).record(sequences, [0])
     logits = recorded_logits(states, scorer_with(head, pair.draft, "cpu"))
     torch.testing.assert_close(logits, whole.estimates["mine"])
     blind = replace(states, text_tokens=None)
@@ -183,8 +183,10 @@ def test_the_logits_of_a_recording_are_those_from_its_states(toy_head):
 
 def test_every_input_counts(exact_pair, prompts):
     """Features have the size that the head is built for, and each kind of input changes them."""
-    texts = [(g.prompt_ids, g.token_ids) for g in decode(exact_pair, prompts[:2], method("autoregressive"), SAMPLED)]
-    trace = Recorder(exact_pair, SAMPLED, 2, hidden=True).record(texts, [0, 1])
+    sequences = [
+        (g.prompt_ids, g.token_ids) for g in decode(exact_pair, prompts[:2], method("autoregressive"), SAMPLED)
+    ]
+    trace = Recorder(exact_pair, SAMPLED, 2, hidden=True).record(sequences, [0, 1])
     table = exact_pair.draft.get_input_embeddings().weight
     step = RecordedStep(trace, 1, torch.arange(trace.num_positions))
     sizes = set()

@@ -178,8 +178,8 @@ def test_a_head_that_reads_earlier_positions_is_trained_and_decodes(recorded, pa
     folder = train.run(compose("train", [*tiny_overrides, *SMALL, *names]))
     head, about = PrereadHead.load(folder / "head")
     assert head.inputs == Inputs(2, likelihood=True) and about["head"]["earlier"] == 2
-    texts = generate(pair, ["the cat"], method="rate", head=str(folder / "head"), max_new_tokens=8)
-    assert len(texts[0].token_ids) > 0
+    sequences = generate(pair, ["the cat"], method="rate", head=str(folder / "head"), max_new_tokens=8)
+    assert len(sequences[0].token_ids) > 0
     warm = ["head.earlier=0", "head.likelihood=false", f"from_pretrained={folder}/head"]
     config = compose("train", [*tiny_overrides, *SMALL, *names, *warm, f"paths.output_dir={tmp_path}/warm"])
     with pytest.raises(InputError, match="earlier=None"):

@@ -56,7 +56,7 @@ def folder(pair, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def texts(pair):
+def sequences(pair):
     asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(2)]
     return asked, decode(pair, asked, method("autoregressive"), GREEDY)
 
@@ -68,9 +68,9 @@ def policies(folder):
         yield Survival(HeadEstimator(folder, corrected=True), threshold, lag)
 
 
-def test_live_rounds_are_replayed_rounds(pair, folder, texts):
+def test_live_rounds_are_replayed_rounds(pair, folder, sequences):
     """At temperature 0, where texts and drafts are certain: tokens and rounds are equal one by one, for both heads."""
-    asked, plain = texts
+    asked, plain = sequences
     heads = named_scorers(pair, {head_hash(folder): folder})
     trace = Recorder(pair, GREEDY, MOST, heads).record_all([(g.prompt_ids, g.token_ids) for g in plain], range(6))
     assert trace.head_logits(f"{head_hash(folder)}.preread").shape == (trace.num_positions, MOST + 1, 2)
@@ -81,16 +81,16 @@ def test_live_rounds_are_replayed_rounds(pair, folder, texts):
 
 
 @pytest.fixture(scope="module")
-def trace(pair, texts):
+def trace(pair, sequences):
     sampling = Sampling(temperature=1.0, max_new_tokens=24, seed=2)
-    plain = decode(pair, texts[0], method("autoregressive"), sampling)
+    plain = decode(pair, sequences[0], method("autoregressive"), sampling)
     return Recorder(pair, sampling, MOST, hidden=True, upper_bound=True).record_all(
         [(g.prompt_ids, g.token_ids) for g in plain], range(6)
     )
 
 
 @dataclass(frozen=True)
-class Asked:
+class Direct:
     """An estimator whose head computes its logits on the recorded steps."""
 
     scorer: Any
@@ -128,10 +128,10 @@ def test_recorded_logits_are_those_of_every_start_and_depth(pair, folder, trace,
     assert asked > 100 and trace.num_steps > trace.num_positions
     policy = threshold_policy(head, corrected=True)
     policy = Rate(policy.estimator, 0.2, 2.0) if kind is PrereadHead else Survival(policy.estimator, 0.5)
-    slow = replace(policy, estimator=Asked(direct, policy.estimator))
+    slow = replace(policy, estimator=Direct(direct, policy.estimator))
     counted = [by_starts(told, Bounded(one, 1, MOST)) for one in (policy, slow)]
     assert counted[0].total == counted[1].total == by_rounds(told, Bounded(policy, 1, MOST)).total
-    flat = replace(policy, estimator=Asked(lambda step: direct(replace(step, depth=2)), policy.estimator))
+    flat = replace(policy, estimator=Direct(lambda step: direct(replace(step, depth=2)), policy.estimator))
     assert by_starts(told, Bounded(flat, 1, MOST)).total != counted[0].total, "the depth matters"
 
 

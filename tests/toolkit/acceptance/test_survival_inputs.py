@@ -25,7 +25,7 @@ from toolkit.trace.record import Recorder
 from toolkit.trace.score import named_scorers, recorded_logits
 from toolkit.trace.steps import Geometry, step_at
 from toolkit.training import MixedData
-from toolkit.training.online import MixedTexts, earlier_at
+from toolkit.training.online import MixedSequences, history_at
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -55,8 +55,10 @@ def test_live_rounds_are_replayed_rounds(folder):
     pair = ModelPair.toy()
     asked = [load_frozen(domain, "dev")[i].prompt for domain in ("instruct", "math", "code") for i in range(2)]
     plain = decode(pair, asked, method("autoregressive"), GREEDY)
-    texts = [(g.prompt_ids, g.token_ids) for g in plain]
-    trace = Recorder(pair, GREEDY, MOST, named_scorers(pair, {head_hash(folder): folder})).record_all(texts, range(6))
+    sequences = [(g.prompt_ids, g.token_ids) for g in plain]
+    trace = Recorder(pair, GREEDY, MOST, named_scorers(pair, {head_hash(folder): folder})).record_all(
+        sequences, range(6)
+    )
     assert trace.estimates[head_hash(folder)].shape == (trace.num_positions, MOST + 1, 1) and trace.hidden is None
     lengths = set()
     for policy in (Bounded(one, 1, MOST) for one in policies(folder)):
@@ -67,8 +69,8 @@ def test_live_rounds_are_replayed_rounds(folder):
 def test_the_first_earlier_position_is_that_of_the_token_itself(exact_pair, prompts):
     """Its q is what the head is told first; the depth is the token's, not the newest one's."""
     sampled = Sampling(max_new_tokens=20, seed=1)
-    texts = [(g.prompt_ids, g.token_ids) for g in decode(exact_pair, prompts, method("autoregressive"), sampled)]
-    trace = Recorder(exact_pair, sampled, 3, hidden=True).record_all(texts, range(len(texts)))
+    sequences = [(g.prompt_ids, g.token_ids) for g in decode(exact_pair, prompts, method("autoregressive"), sampled)]
+    trace = Recorder(exact_pair, sampled, 3, hidden=True).record_all(sequences, range(len(sequences)))
     head = AcceptanceHead(16, earlier=1, earlier_states=False, earlier_tokens=False, round_depth=2).double()
     heard = []
     head.forward = lambda features: heard.append(features) or features[:, 0]
@@ -95,7 +97,7 @@ def test_places_of_mixed_texts_are_what_live_decoding_keeps(exact_pair, prompts)
     states, logits = states_and_logits_of(draft, torch.tensor([text]))
     first = len(generation.prompt_ids)
     places = torch.arange(first, len(text))
-    found = earlier_at(states[0], logits[0], torch.tensor(text), places, first, H)
+    found = history_at(states[0], logits[0], torch.tensor(text), places, first, H)
     for row, place in enumerate(places.tolist()):
         check(found, row, slow(draft, generation.prompt_ids, text[first : place + 1]))
 
@@ -112,15 +114,15 @@ def test_mixed_examples_hold_the_features_online_and_from_files(tiny_mix, tiny_p
     one = found["online"].hidden
     assert one.shape[1] == 16 + head.num_more == 16 + Inputs(**READS).size_of_more(16, 16)
     torch.testing.assert_close(found["cached"].hidden.float(), one.float(), rtol=0, atol=2e-2)
-    texts = data._computed()["train"].texts
-    at, _ = texts.drafted(4)
-    tokens = torch.tensor([texts.tokens(4)])
+    sequences = data._computed()["train"].sequences
+    at, _ = sequences.drafted(4)
+    tokens = torch.tensor([sequences.tokens(4)])
     states, logits = states_and_logits_of(draft, tokens)
-    before = earlier_at(states[0], logits[0], tokens[0], at, texts.response_start(4), 2)
-    depth = data._computed()["train"].depths[texts.span(4)]
+    before = history_at(states[0], logits[0], tokens[0], at, sequences.response_start(4), 2)
+    depth = data._computed()["train"].depths[sequences.span(4)]
     expected = head.inputs.with_more(states[0][at], before, embedding_table(draft), depth)
     torch.testing.assert_close(one[: len(at)], expected, rtol=0, atol=1e-5)
-    assert 0 < texts.response_start(4) <= int(at[0])
+    assert 0 < sequences.response_start(4) <= int(at[0])
 
 
 def test_a_head_is_trained_and_decodes(tiny_mix, tiny_overrides, tmp_path):
@@ -145,8 +147,8 @@ def test_data_that_do_not_say_where_prompts_end_are_refused(tiny_mix):
     import datasets
 
     split = datasets.load_from_disk(str(tiny_mix / "dataset"))["train"].remove_columns("prompt_length")
-    texts = MixedTexts(split, "here", "mend")
-    for asked in (lambda: texts.depths(3, 0), lambda: texts.response_start(0)):
+    sequences = MixedSequences(split, "here", "mend")
+    for asked in (lambda: sequences.depths(3, 0), lambda: sequences.response_start(0)):
         with pytest.raises(InputError, match="^here does not say where prompts end"):
             asked()
 

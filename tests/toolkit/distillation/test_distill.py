@@ -23,7 +23,7 @@ from toolkit.config import compose
 from toolkit.distillation.data import MEASURED, DraftBatch, TextPart
 from toolkit.distillation.drafts import begin
 from toolkit.distillation.losses import AcceptanceLikelihood, ForwardKL
-from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_texts
+from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_sequences
 from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.errors import InputError
@@ -154,9 +154,9 @@ def test_validation_reads_the_whole_of_p(run, tmp_path):
 
 
 def test_validation_looks_at_evenly_spread_tokens():
-    texts = [([1], list(range(length))) for length in (40, 0, 3, 1, 56)]
-    assert TextPart(texts).num_positions == TextPart(texts, 100).num_positions == 100
-    part = TextPart(texts, 10)
+    sequences = [([1], list(range(length))) for length in (40, 0, 3, 1, 56)]
+    assert TextPart(sequences).num_positions == TextPart(sequences, 100).num_positions == 100
+    part = TextPart(sequences, 10)
     assert part.num_positions == 10 and part.total == 100 and part.num_examples == 3  # texts without any are left out
     assert part.whole.positions == [[0, 10, 20, 30], [0], [6, 16, 26, 36, 46]]
     assert part.batch([2]).labels.tolist() == [6, 16, 26, 36, 46]
@@ -164,15 +164,15 @@ def test_validation_looks_at_evenly_spread_tokens():
 
 def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
     target, other = load_draft(tiny_pair / "target"), load_draft(tiny_pair / "target")
-    texts = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
+    sequences = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
     settings = {"folder": str(tmp_path / "cache"), "top_k": 5}
-    train, validation = DraftBatch(texts), DraftBatch([([4], [5, 6, 7])], [[0, 2]])
+    train, validation = DraftBatch(sequences), DraftBatch([([4], [5, 6, 7])], [[0, 2]])
     CachedTeacher(target, 1.0, **settings).prepare(train, validation)
     cached = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise")
-    expected = cached.expected(texts[::-1])
+    expected = cached.expected(sequences[::-1])
     online = OnlineTeacher(target, 1.0)
     whole = torch.arange(6)
-    probs = online.expected(texts[::-1]).at(whole).log_probs
+    probs = online.expected(sequences[::-1]).at(whole).log_probs
     assert cached.vocab_size == online.vocab_size == target.config.vocab_size
     assert torch.allclose(expected.log_probs, probs.gather(-1, expected.tokens.long()), atol=1e-5)
     assert torch.allclose(expected.log_probs, probs.topk(5).values, atol=1e-5)
@@ -182,19 +182,21 @@ def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
         *(teacher.whole(validation).at(whole[:2]).log_probs for teacher in (cached, online)), atol=1e-5
     )
     with pytest.raises(InputError, match="lacks 2 of 3 texts"):
-        cached.prepare(DraftBatch([texts[0], ([5], [6, 8])]), DraftBatch(validation.texts, [[1, 2]]))
+        cached.prepare(DraftBatch([sequences[0], ([5], [6, 8])]), DraftBatch(validation.sequences, [[1, 2]]))
     with torch.no_grad():
         next(other.parameters()).mul_(1.5)
     others = [(other, 1.0, settings), (target, 0.5, settings), (target, 1.0, {**settings, "top_k": 4})]
     for model, temperature, changed in others:  # side by side in one folder
         beside = CachedTeacher(model, temperature, **changed)
         beside.prepare(train, validation)
-        probs = OnlineTeacher(model, temperature).expected(texts).at(whole).log_probs
-        assert torch.allclose(beside.expected(texts).log_probs, probs.topk(changed["top_k"]).values, atol=1e-5)
-    again = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise").expected(texts[::-1])
+        probs = OnlineTeacher(model, temperature).expected(sequences).at(whole).log_probs
+        assert torch.allclose(beside.expected(sequences).log_probs, probs.topk(changed["top_k"]).values, atol=1e-5)
+    again = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise").expected(sequences[::-1])
     assert torch.equal(again.log_probs, expected.log_probs)
     half = Weights.of(load_draft(tiny_pair / "target", dtype="bfloat16"))  # as another number format of these weights
-    assert torch.equal(CachedTeacher(None, 1.0, half, **settings).expected(texts[::-1]).log_probs, expected.log_probs)
+    assert torch.equal(
+        CachedTeacher(None, 1.0, half, **settings).expected(sequences[::-1]).log_probs, expected.log_probs
+    )
     with pytest.raises(InputError, match="is of several targets: expected responses that name theirs"):
         CachedTeacher(None, 1.0, None, **settings)
     CachedTeacher(None, 0.5, None, **settings).prepare(train, validation)  # the only one of its settings
@@ -216,14 +218,14 @@ def test_alpha_of_output_layers_of_other_sizes(size):
     """Where the draft has fewer outputs than the target, q is 0; where it has more, they are cut, as in decoding."""
     pair = llama_pair(dtype=torch.float32)
     draft = tiny_llama(16, 1, 3, torch.float32, vocab_size=size)
-    texts = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
-    batch = DraftBatch(texts)
+    sequences = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
+    batch = DraftBatch(sequences)
     teacher = OnlineTeacher(pair.target, 1.0)
     module = DraftTraining(draft, teacher, ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
     ((_, states, index),) = module.chunks(batch)
-    seen = module.outlook(states, teacher.whole(batch), batch.labels, index)
+    seen = module.distill_batch(states, teacher.whole(batch), batch.labels, index)
     mixed = replace(pair, draft=None, drafts=[draft])
-    slow = [p.minimum(q).sum(-1) for p, q in distributions_along(mixed, texts, Sampling())]
+    slow = [p.minimum(q).sum(-1) for p, q in distributions_along(mixed, sequences, Sampling())]
     assert torch.allclose(seen.alpha, torch.cat(slow), atol=1e-5)
     assert ForwardKL()(seen).isfinite().all()
 
@@ -246,7 +248,7 @@ def test_texts_and_positions_in_parts_have_the_loss_and_gradients_of_all_at_once
     """No more tokens are read at once than was said (a long text alone), and no more positions have logits."""
     generator, target = torch.Generator().manual_seed(0), tiny_llama(32, 3, 1, torch.float64)
     lengths = [(3, 5), (2, 30), (9, 1), (4, 12), (5, 13), (1, 2)]
-    texts = [[torch.randint(3, 97, (n,), generator=generator).tolist() for n in pair] for pair in lengths]
+    sequences = [[torch.randint(3, 97, (n,), generator=generator).tolist() for n in pair] for pair in lengths]
     training, reads, rows, results = training_of(kind, target, AcceptanceLikelihood()), [], [], []
     draft, layer = training.draft, training.draft.get_output_embeddings()
     (layer.rows if kind != "whole" else layer).register_forward_hook(
@@ -259,7 +261,7 @@ def test_texts_and_positions_in_parts_have_the_loss_and_gradients_of_all_at_once
         monkeypatch.setattr("toolkit.distillation.module.CHUNK", chunk)
         draft.zero_grad()
         reads.clear(), rows.clear()
-        total, weight = training.sums(DraftBatch(texts, None, most), 0.5)
+        total, weight = training.sums(DraftBatch(sequences, None, most), 0.5)
         (total / weight).backward()
         gradients = {name: w.grad.clone() for name, w in draft.named_parameters() if w.grad is not None}
         results.append((total.detach(), weight, gradients))
@@ -275,18 +277,18 @@ def test_texts_and_positions_in_parts_have_the_loss_and_gradients_of_all_at_once
 def test_only_produced_tokens_have_logits(family):
     """Logits and gradients are those of whole forward passes; the output layer reads the looked-at positions alone."""
     model, rows = tiny_model(family).requires_grad_(True), []
-    texts, where = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])], [[0, 3], [1]]
+    sequences, where = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])], [[0, 3], [1]]
     hook = model.get_output_embeddings().register_forward_hook(
         lambda module, args, output: rows.append(output.shape[:-1].numel())
     )
-    logits = produced_logits(model, texts, where)
+    logits = produced_logits(model, sequences, where)
     hook.remove()
     assert rows == [3]
-    states = produced_states(model, texts, where)
+    states = produced_states(model, sequences, where)
     torch.testing.assert_close(torch.cat([logits_of(model, some) for some in states.split(2)]), logits)
     slow = torch.stack([
         model(input_ids=torch.tensor([[*prompt, *produced[:i]]])).logits[0, -1]
-        for (prompt, produced), at in zip(texts, where, strict=True) for i in at
+        for (prompt, produced), at in zip(sequences, where, strict=True) for i in at
     ])  # fmt: skip
     torch.testing.assert_close(logits, slow, rtol=1e-4, atol=1e-4)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -298,18 +300,18 @@ def test_only_produced_tokens_have_logits(family):
 def test_drafts_own_texts_are_theirs(tiny_pair):
     """The draft's texts follow its weights as they are now, depend on (seed, step) alone, and come lmbda of the time."""
     draft = load_draft(tiny_pair / "draft").requires_grad_(True)
-    texts = [([4, 5, 6], [7]), ([5, 9], [6, 7])]
+    sequences = [([4, 5, 6], [7]), ([5, 9], [6, 7])]
     sampling = Sampling(temperature=0.0, max_new_tokens=6)
     for factor in (1.0, -1.0):  # other weights in between
         with torch.no_grad():
             draft.get_output_embeddings().weight.mul_(factor)
-        for prompt, produced in own_texts(draft, texts, sampling, (), 0, 3):
+        for prompt, produced in own_sequences(draft, sequences, sampling, (), 0, 3):
             for i, token in enumerate(produced):
                 logits = draft(input_ids=torch.tensor([[*prompt, *produced[:i]]])).logits[0, -1]
                 assert logits[token] >= logits.max() - 1e-4
     drawn = Sampling(max_new_tokens=6)
-    assert own_texts(draft, texts, drawn, (), 0, 3) == own_texts(draft, texts, drawn, (), 0, 3)
-    assert own_texts(draft, texts, drawn, (), 0, 3) != own_texts(draft, texts, drawn, (), 0, 4)
+    assert own_sequences(draft, sequences, drawn, (), 0, 3) == own_sequences(draft, sequences, drawn, (), 0, 3)
+    assert own_sequences(draft, sequences, drawn, (), 0, 3) != own_sequences(draft, sequences, drawn, (), 0, 4)
     share = sum(is_on_policy(0.3, 5, step) for step in range(2000)) / 2000
     assert abs(share - 0.3) < 0.05
     assert not any(is_on_policy(0.0, 5, step) for step in range(50)) and all(is_on_policy(1.0, 5, s) for s in range(50))
@@ -477,8 +479,8 @@ def test_a_draft_that_reads_the_targets_states_is_trained_and_decodes(run, tiny_
         text.token_ids
         for text in generate(pair, ["the cat", "a dog"], "autoregressive", max_new_tokens=8, temperature=0.0)
     ]
-    texts = generate(pair, ["the cat", "a dog"], "speculative", max_new_tokens=8, temperature=0.0)
-    assert [text.token_ids for text in texts] == plain and sum(text.counts.num_drafted for text in texts) > 0
+    sequences = generate(pair, ["the cat", "a dog"], "speculative", max_new_tokens=8, temperature=0.0)
+    assert [text.token_ids for text in sequences] == plain and sum(text.counts.num_drafted for text in sequences) > 0
     embedding = pair.target.get_input_embeddings().weight
     assert torch.equal(pair.draft.embed_tokens.weight, embedding)
 
@@ -500,10 +502,10 @@ def test_texts_that_are_too_short_for_a_depth_weigh_nothing():
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
     long, batches = ([5, 8, 9, 11], [6, 7, 9]), [([5], [6, 7]), ([4], [6])]
     alone, among = (
-        trainer.validate(training, DataLoader([DraftBatch([text]) for text in texts], batch_size=None), verbose=False)[
-            0
-        ]
-        for texts in ([long], [long, *batches])
+        trainer.validate(
+            training, DataLoader([DraftBatch([text]) for text in sequences], batch_size=None), verbose=False
+        )[0]
+        for sequences in ([long], [long, *batches])
     )
     assert among["val/alpha"] != pytest.approx(alone["val/alpha"])  # token 7 of the first is predicted at depth 1
     for name in ("val/alpha_2", "val/alpha_3"):

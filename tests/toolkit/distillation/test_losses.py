@@ -11,16 +11,16 @@ from toolkit.config import choices, compose, instantiate
 from toolkit.distillation import (
     AcceptanceLikelihood,
     CrossEntropy,
+    DistillBatch,
     ForwardKL,
     JensenShannon,
     Mixture,
-    Outlook,
     ReverseKL,
     Term,
     TotalVariation,
 )
 from toolkit.distillation.losses import LOWEST
-from toolkit.distillation.teachers import Expected, outlook
+from toolkit.distillation.teachers import Expected, distill_batch
 from toolkit.errors import InputError
 
 N, V = 5, 7
@@ -59,7 +59,7 @@ UPPER = ("tvd", "lk")
 
 
 def kept(log_probs, k):
-    """The k likeliest tokens, and the mass of all others."""
+    """The k most probable tokens, and the mass of all others."""
     top = log_probs.topk(k)
     return Expected(*top, log_probs.scatter(-1, top.indices, -torch.inf).logsumexp(-1))
 
@@ -87,7 +87,7 @@ def positions():
 def test_losses_are_their_formulas(name, temperature, positions):
     target, logits, tokens = positions
     loss, slow = SLOW[name]
-    found = loss(outlook(Expected(target), logits, tokens, temperature), 0.25)
+    found = loss(distill_batch(Expected(target), logits, tokens, temperature), 0.25)
     p, q = target.exp().tolist(), (logits / temperature).softmax(-1).tolist()
     expected = [slow(*row) for row in zip(p, q, tokens.tolist(), strict=True)]
     assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
@@ -100,7 +100,7 @@ def test_gradients_are_finite_differences(name, k, positions):
     expected = Expected(target) if k is None else kept(target, k)
 
     def total(values):
-        return SLOW[name][0](outlook(expected, values, tokens, 0.8), 0.25).sum()
+        return SLOW[name][0](distill_batch(expected, values, tokens, 0.8), 0.25).sum()
 
     (gradient,) = torch.autograd.grad(total(logits.requires_grad_()), logits)
     step = 1e-6
@@ -119,7 +119,7 @@ def test_categories_of_probability_zero_are_no_trouble(name, positions):
     _, logits, tokens = positions
     target = torch.zeros(N, V, dtype=torch.float64).scatter(1, tokens.unsqueeze(1), 1.0).log()
     logits.requires_grad_()
-    losses = SLOW[name][0](outlook(Expected(target), logits, tokens, 1.0), 0.25)
+    losses = SLOW[name][0](distill_batch(Expected(target), logits, tokens, 1.0), 0.25)
     losses.sum().backward()
     assert losses.isfinite().all() and logits.grad.isfinite().all()
     if name != "reverse_kl":  # which is infinite there, and here at most -LOWEST
@@ -131,7 +131,7 @@ def test_categories_of_probability_zero_are_no_trouble(name, positions):
 
 def test_equal_distributions_cost_nothing(positions):
     target, _, tokens = positions
-    seen = outlook(Expected(target), target, tokens, 1.0)
+    seen = distill_batch(Expected(target), target, tokens, 1.0)
     for loss in (ForwardKL(), ReverseKL(), JensenShannon(0.3), TotalVariation(), AcceptanceLikelihood()):
         assert loss(seen).abs().max() < 1e-12
     assert torch.allclose(seen.alpha, torch.ones(N, dtype=torch.float64))
@@ -141,9 +141,9 @@ def test_alpha_is_that_of_the_whole_vocabulary(positions):
     target, logits, tokens = positions
     q = logits.softmax(-1).tolist()
     slow = [sum(map(min, *row)) for row in zip(target.exp().tolist(), q, strict=True)]
-    assert outlook(Expected(target), logits, tokens, 1.0).alpha.tolist() == pytest.approx(slow)
+    assert distill_batch(Expected(target), logits, tokens, 1.0).alpha.tolist() == pytest.approx(slow)
     with pytest.raises(AssertionError):
-        outlook(kept(target, 3), logits, tokens, 1.0).alpha  # noqa: B018
+        distill_batch(kept(target, 3), logits, tokens, 1.0).alpha  # noqa: B018
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -151,7 +151,7 @@ def test_alpha_is_that_of_the_whole_vocabulary(positions):
 def test_losses_of_some_tokens_are_the_stated_bounds(name, k, positions):
     target, logits, tokens = positions
     loss = SLOW[name][0]
-    whole, part = (loss(outlook(one, logits, tokens, 1.0), 0.25) for one in (Expected(target), kept(target, k)))
+    whole, part = (loss(distill_batch(one, logits, tokens, 1.0), 0.25) for one in (Expected(target), kept(target, k)))
     p, q, top_tokens = target.exp().tolist(), logits.softmax(-1).tolist(), target.topk(k).indices.tolist()
     rows = zip(p, q, tokens.tolist(), top_tokens, strict=True)
     slow = torch.tensor([bound(name, *row) for row in rows], dtype=torch.float64)
@@ -174,8 +174,8 @@ def test_peaked_targets_in_float32(name, k):
     logits = (target / 8 + torch.randn(200, 128, generator=generator, dtype=torch.float64)).float()
     tokens = torch.randint(128, (200,), generator=generator)
     assert (1 - target.topk(k).values.exp().sum(-1) < 1e-7).sum() > 10  # 0 in float32, its log is not
-    part = SLOW[name][0](outlook(kept(target.float(), k), logits, tokens, 1.0), 0.25)
-    whole = SLOW[name][0](outlook(Expected(target.float()), logits, tokens, 1.0), 0.25)
+    part = SLOW[name][0](distill_batch(kept(target.float(), k), logits, tokens, 1.0), 0.25)
+    whole = SLOW[name][0](distill_batch(Expected(target.float()), logits, tokens, 1.0), 0.25)
     q = logits.double().softmax(-1).tolist()
     p, top_tokens = target.exp().tolist(), target.topk(k).indices.tolist()
     rows = zip(p, q, tokens.tolist(), top_tokens, strict=True)
@@ -211,14 +211,14 @@ def smallest(p, q):
 @pytest.mark.parametrize("name", SLOW)
 @pytest.mark.parametrize("k", [None, *range(1, V + 1)])
 def test_losses_of_a_reduced_vocabulary(name, k, positions):
-    """Rows for four of seven tokens, with all of p and with its k likeliest tokens; gradients are finite differences."""
+    """Rows for four of seven tokens, with all of p and with its k most probable tokens; gradients are finite differences."""
     target, logits, tokens = positions
     rows = torch.tensor([0, 2, 3, 6])
     logits = logits[:, rows].clone().requires_grad_()
     expected = Expected(target) if k is None else kept(target, k)
 
     def losses(values):
-        return SLOW[name][0](outlook(expected, values, tokens, 0.8, rows), 0.25)
+        return SLOW[name][0](distill_batch(expected, values, tokens, 0.8, rows), 0.25)
 
     q = torch.zeros(N, V, dtype=torch.float64).index_copy(1, rows, (logits.detach() / 0.8).softmax(-1))
     slow = []
@@ -265,9 +265,9 @@ def test_bounds_hold_for_any_rows_and_tokens(name, dtype):
         target = (scale * torch.randn(20, size, generator=generator, dtype=torch.float64)).log_softmax(-1).to(dtype)
         logits = target[:, rows] + trial % 3 * torch.randn(20, len(rows), generator=generator).to(dtype)
         tokens, least = torch.zeros(20, dtype=torch.long), logits.detach().clone().requires_grad_()
-        whole = loss(outlook(Expected(target), logits, tokens, 1.0, rows))
+        whole = loss(distill_batch(Expected(target), logits, tokens, 1.0, rows))
         for k in range(1, size + 1):
-            part = loss(outlook(kept(target, k), least, tokens, 1.0, rows))
+            part = loss(distill_batch(kept(target, k), least, tokens, 1.0, rows))
             excess = part - whole if name in LOWER else whole - part
             assert (excess <= margin * whole.clamp(min=1)).all()
             if name == "forward_kl" and trial % 3 == 0:
@@ -282,7 +282,7 @@ def test_rows_may_be_in_any_order(name, k, rows, positions):
     target, logits, tokens = positions
     expected = Expected(target) if k is None else kept(target, k)
     ascending, shuffled = (
-        SLOW[name][0](outlook(expected, logits[:, order], tokens, 0.8, torch.tensor(order)), 0.25)
+        SLOW[name][0](distill_batch(expected, logits[:, order], tokens, 0.8, torch.tensor(order)), 0.25)
         for order in (sorted(rows), rows)
     )
     assert torch.allclose(ascending, shuffled, rtol=1e-12)
@@ -291,7 +291,7 @@ def test_rows_may_be_in_any_order(name, k, rows, positions):
 def test_alpha_of_a_reduced_vocabulary_counts_all_of_p(positions):
     target, logits, tokens = positions
     rows = torch.tensor([1, 4])
-    seen = outlook(Expected(target), logits[:, rows], tokens, 1.0, rows)
+    seen = distill_batch(Expected(target), logits[:, rows], tokens, 1.0, rows)
     q = torch.zeros(N, V, dtype=torch.float64).index_copy(1, rows, logits[:, rows].softmax(-1))
     assert torch.allclose(seen.alpha, torch.minimum(target.exp(), q).sum(-1))
     assert seen.has_row.tolist() == [int(token) in (1, 4) for token in tokens]
@@ -311,6 +311,6 @@ def test_weights_go_in_a_straight_line():
 def test_every_loss_of_the_config_is_built_and_scores(name, positions):
     loss = instantiate(compose("distill", [f"loss={name}", "responses=x"]).loss)
     target, logits, tokens = positions
-    seen: Outlook = outlook(Expected(target), logits, tokens, 1.0)
+    seen: DistillBatch = distill_batch(Expected(target), logits, tokens, 1.0)
     for progress in (0.0, 0.5, 1.0):
         assert loss(seen, progress).shape == (N,) and loss(seen, progress).isfinite().all()

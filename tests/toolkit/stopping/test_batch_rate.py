@@ -12,7 +12,7 @@ from tests.slow_batch_rate import SlowBatchRate
 from toolkit import config
 from toolkit.costs.load import CostGrid, LoadCost
 from toolkit.decoding import ChainProposer, Method, Sampling, TreeProposer, decode
-from toolkit.decoding.proposers.base import frozen
+from toolkit.decoding.proposers.base import where_active
 from toolkit.decoding.text import TextBatch
 from toolkit.engine.device import Gate
 from toolkit.errors import InputError
@@ -84,7 +84,7 @@ def test_a_free_slot_does_not_bring_an_older_threshold(live):
     old, _ = policy.begin(marks, policy.init(2, marks.device))
     for chosen in (0.9, 0.45):
         new, going = policy.step(step_of(1, chosen, chosen, live=live), old)
-        state = frozen(new, old, marks)
+        state = where_active(new, old, marks)
         assert going.tolist() == [chosen > 0.8] * 2
         assert policy.step(step_of(2, 0.7, 0.7, live=live), state)[1].tolist() == [chosen > 0.8] * 2
 

@@ -14,9 +14,9 @@ MOST = 5
 
 def small_trace(count=40, most=MOST, **options):
     """Random texts over tables of three tokens, of 1 to 8 tokens; token 2 ends a text."""
-    texts = [([0], [*[0, 1, 0, 0, 1, 1, 0][: i % 8], 2]) for i in range(count - 2)] + [([1], [0, 1] * 5)] * 2
+    sequences = [([0], [*[0, 1, 0, 0, 1, 1, 0][: i % 8], 2]) for i in range(count - 2)] + [([1], [0, 1] * 5)] * 2
     recorder = Recorder(testing.table_pair(), Sampling(max_new_tokens=10), most, **options)
-    return recorder.record_all(texts, range(count))
+    return recorder.record_all(sequences, range(count))
 
 
 class Text:

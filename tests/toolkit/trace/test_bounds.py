@@ -22,19 +22,19 @@ def made():
     noise = torch.randn(V, V, generator=generator, dtype=torch.float64)
     draft = TabularModel((target.probs.log() + 1.0 * noise).softmax(-1))
     pair = ModelPair(target=target, draft=draft, end_ids=())
-    texts = []
+    sequences = []
     for row in range(100):
         text, rng = [1], row_generator(11, row)
         for _ in range(LENGTH):
             text.append(int(torch.multinomial(target.probs[text[-1]], 1, generator=rng)))
-        texts.append(([1], text[1:]))
-    return pair, texts
+        sequences.append(([1], text[1:]))
+    return pair, sequences
 
 
 @pytest.fixture(scope="module")
 def trace(made):
-    pair, texts = made
-    return Recorder(pair, Sampling(max_new_tokens=LENGTH), 8, upper_bound=True).record(texts, range(len(texts)))
+    pair, sequences = made
+    return Recorder(pair, Sampling(max_new_tokens=LENGTH), 8, upper_bound=True).record(sequences, range(len(sequences)))
 
 
 @pytest.mark.parametrize("cost_ratio", [0.05, 0.2, 0.5])
@@ -90,8 +90,8 @@ def test_the_rate_rule_that_knows_p_and_q_is_the_true_probability_policy(trace, 
 
 
 def test_a_trace_without_the_targets_distributions_is_refused(made):
-    pair, texts = made
-    blind = Recorder(pair, Sampling(max_new_tokens=LENGTH), 8).record(texts[:2], range(2))
+    pair, sequences = made
+    blind = Recorder(pair, Sampling(max_new_tokens=LENGTH), 8).record(sequences[:2], range(2))
     with pytest.raises(InputError, match="upper_bound=true"):
         upper_bound.true_probability(blind, 0.2)
 

@@ -79,24 +79,26 @@ def test_the_oracle_of_texts_drawn_by_coupling(pair):
         drawn.append(walk(accepted))
     sampling = Sampling(max_new_tokens=LIMIT)
     plain = decode(pair, [[1]] * 1000, config.method("autoregressive"), sampling, batch_size=250)
-    texts = [([1], generation.token_ids) for generation in plain]
-    chances = acceptance_probs(pair, texts, Sampling(), batch_size=64)
+    sequences = [([1], generation.token_ids) for generation in plain]
+    chances = acceptance_probs(pair, sequences, Sampling(), batch_size=64)
     expected = np.array([(c["num_drafted"], c["num_target_calls"]) for c in map(expected_counts, chances)])
     error = np.sqrt(np.var(drawn, axis=0) / len(drawn) + np.var(expected, axis=0) / len(expected))
     assert (np.abs(np.mean(drawn, axis=0) - expected.mean(0)) < 4.5 * error).all()
 
 
 @pytest.fixture(scope="module")
-def texts(prompts):
+def sequences(prompts):
     """Prompts and produced tokens of different lengths."""
     return [(prompt, prompts[i - 1][: 2 + i]) for i, prompt in enumerate(prompts[:5])]
 
 
 @pytest.fixture(scope="module")
-def single_logits(exact_pair, texts):
+def single_logits(exact_pair, sequences):
     """Target and draft logits of every produced token, by a forward of its own without cache, padding or batch."""
     models = (exact_pair.target, exact_pair.draft)
-    contexts = [[torch.tensor([[*prompt, *produced[:i]]]) for i in range(len(produced))] for prompt, produced in texts]
+    contexts = [
+        [torch.tensor([[*prompt, *produced[:i]]]) for i in range(len(produced))] for prompt, produced in sequences
+    ]
     return [[[model(context).logits[0, -1] for model in models] for context in each] for each in contexts]
 
 
@@ -106,10 +108,10 @@ def single_logits(exact_pair, texts):
     Sampling(repetition_penalty=1.4),
     Sampling(temperature=0),
 ])  # fmt: skip
-def test_probabilities_are_those_of_single_forwards(exact_pair, texts, single_logits, sampling):
+def test_probabilities_are_those_of_single_forwards(exact_pair, sequences, single_logits, sampling):
     """Batched, padded passes against one forward per token, with everything that warping can do."""
-    batched = acceptance_probs(exact_pair, texts, sampling, batch_size=3)
-    for (prompt, produced), logits, chances in zip(texts, single_logits, batched, strict=True):
+    batched = acceptance_probs(exact_pair, sequences, sampling, batch_size=3)
+    for (prompt, produced), logits, chances in zip(sequences, single_logits, batched, strict=True):
         assert len(chances) == len(produced)
         for i, token in enumerate(produced):
             seen = torch.zeros(97, dtype=torch.bool)

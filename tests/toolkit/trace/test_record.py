@@ -35,12 +35,12 @@ def pair_of(order=2, seed=0):
 def texts_of(count, seed=1):
     """Prompts and responses that end as live decoding ends: by an end of text, or by the limit."""
     generator = torch.Generator().manual_seed(seed)
-    texts = []
+    sequences = []
     for number in range(count):
         tokens = torch.randint(0, V, (LENGTH,), generator=generator).tolist()
         cut = tokens.index(END) + 1 if END in tokens else LENGTH
-        texts.append((PROMPTS[number % 3], tokens[:cut]))
-    return texts
+        sequences.append((PROMPTS[number % 3], tokens[:cut]))
+    return sequences
 
 
 def inverse(weights, uniform):
@@ -123,9 +123,9 @@ def recorder_of(**options):
     return Recorder(pair_of(), sampling, heads={"mine": head}, hidden=True, **options)
 
 
-def agrees(trace, recorder, texts, rows):
+def agrees(trace, recorder, sequences, rows):
     found = {name: getattr(trace, name, None) for name in NAMES} | {"mine": trace.estimates["mine"]}
-    known = [Reference(recorder, text, row) for text, row in zip(texts, rows, strict=True)]
+    known = [Reference(recorder, text, row) for text, row in zip(sequences, rows, strict=True)]
     steps = [step for each in known for step in each.path]
     first, length = [], []
     for each in known:
@@ -133,7 +133,7 @@ def agrees(trace, recorder, texts, rows):
             first.append(len(steps))
             length.append(len(roll))
             steps += roll
-    assert trace.num_steps == len(steps) and trace.num_positions == len(first) and trace.num_texts == len(texts)
+    assert trace.num_steps == len(steps) and trace.num_positions == len(first) and trace.num_texts == len(sequences)
     for name in NAMES:
         expected = torch.stack([torch.as_tensor(step[name], dtype=torch.float64) for step in steps])
         assert torch.allclose(found[name].double(), expected, atol=1e-6, equal_nan=True), name
@@ -145,8 +145,8 @@ def agrees(trace, recorder, texts, rows):
     assert trace.chance.tolist() == pytest.approx([value for each in known for value in each.chance], abs=1e-6)
     entropies = [value for each in known for value in each.entropies]
     assert trace.target_entropy.tolist() == pytest.approx(entropies, abs=1e-6)
-    assert trace.lengths().tolist() == [len(text) for _, text in texts] and int(trace.text_first[0]) == 0
-    assert trace.rows.tolist() == list(rows) and trace.room.tolist() == [LENGTH - 1] * len(texts)
+    assert trace.lengths().tolist() == [len(text) for _, text in sequences] and int(trace.text_first[0]) == 0
+    assert trace.rows.tolist() == list(rows) and trace.room.tolist() == [LENGTH - 1] * len(sequences)
     assert trace.max_drafted == recorder.max_drafted
     return known
 
@@ -164,9 +164,9 @@ def agrees(trace, recorder, texts, rows):
     ids=str,
 )
 def test_every_column_is_that_of_a_plain_recording(options):
-    recorder, texts = recorder_of(**options), texts_of(30)
+    recorder, sequences = recorder_of(**options), texts_of(30)
     rows = range(5, 35)
-    known = agrees(recorder.record(texts, rows), recorder, texts, rows)
+    known = agrees(recorder.record(sequences, rows), recorder, sequences, rows)
     rejected = [not value for each in known for value in each.accepted]
     assert 10 < sum(rejected) < len(rejected) - 10
     deepest = max(len(roll) for each in known for roll in each.rolls)
@@ -197,10 +197,10 @@ def test_texts_of_one_token_and_without_rejections_have_no_roll_outs():
 def test_texts_beside_each_other_do_not_see_each_other():
     """Models that count positions: padding in front of the shorter one moves nothing."""
     pair = testing.llama_pair()
-    texts = [([5, 6, 7, 8, 9], [4, 11, 12]), ([3], [13, 14, 15]), ([9, 9], [16, 17, 18])]
+    sequences = [([5, 6, 7, 8, 9], [4, 11, 12]), ([3], [13, 14, 15]), ([9, 9], [16, 17, 18])]
     recorder = Recorder(pair, Sampling(max_new_tokens=3), 3, hidden=True, upper_bound=True)
-    together = recorder.record(texts, range(3))
-    alone = join([recorder.record([text], [row]) for row, text in enumerate(texts)])
+    together = recorder.record(sequences, range(3))
+    alone = join([recorder.record([text], [row]) for row, text in enumerate(sequences)])
     assert together.tokens.tolist() == alone.tokens.tolist() and together.num_steps > together.num_positions
     for name in ("chance", "draft_prob", "entropy", "alpha", "accept_prob", "target_entropy"):
         assert torch.allclose(getattr(together, name), getattr(alone, name), atol=1e-6), name
@@ -219,14 +219,14 @@ def test_there_is_room_for_any_number_of_roll_outs(upper_bound):
 
 @pytest.mark.parametrize("batch_size", [None, 5])
 def test_any_number_of_texts_is_recorded_in_batches(batch_size):
-    recorder, texts, heard = recorder_of(max_drafted=3), texts_of(19), []
+    recorder, sequences, heard = recorder_of(max_drafted=3), texts_of(19), []
     rows = range(100, 119)
     options = {} if batch_size is None else {"batch_size": batch_size}
     size = batch_size or BATCH
-    trace = recorder.record_all(texts, rows, on_batch=heard.append, **options)
-    assert heard == [sum(len(text) for _, text in texts[i : i + size]) for i in range(0, 19, size)]
-    agrees(trace, recorder, texts, rows)
-    assert recorder.record_all(texts, rows, **options).num_steps == trace.num_steps  # unheard
+    trace = recorder.record_all(sequences, rows, on_batch=heard.append, **options)
+    assert heard == [sum(len(text) for _, text in sequences[i : i + size]) for i in range(0, 19, size)]
+    agrees(trace, recorder, sequences, rows)
+    assert recorder.record_all(sequences, rows, **options).num_steps == trace.num_steps  # unheard
 
 
 @pytest.mark.parametrize(("options", "problem"), [
@@ -262,7 +262,7 @@ def test_a_text_that_cannot_be_is_named_with_the_reason(prompt, text, problem, m
     [(torch.float64, 3e-10, 1e-6), (torch.float32, 3e-5, 3e-3), (torch.bfloat16, 3e-3, 0.2)],
 )
 def test_the_coarser_the_format_the_wider_a_tie(kind, tie, apart):
-    """Greedy: the second likeliest token may have been the likeliest where the model was run before."""
+    """Greedy: the second most probable token may have been the most probable where the model was run before."""
     for gap, possible in ((tie, True), (apart, False)):
         probs = torch.tensor([[0.25 + gap / 8, 0.25 - gap / 8, 0.5 - 0.25, 0.25]], dtype=torch.float64)
         model = TabularModel((probs / probs.sum()).clamp(min=1e-3))
@@ -316,15 +316,15 @@ class BrokenHead:
 def test_texts_of_what_is_not_a_number_are_left_out_or_refused(part, upper_bound):
     """On the text's path or in a roll-out; the other texts of the batch are recorded as ever."""
     pair, sampling = pair_of(), Sampling(max_new_tokens=LENGTH)
-    texts = texts_of(24)
+    sequences = texts_of(24)
     heads = {"mine": BrokenHead() if part == "head" else lambda step: step.entropy}
     whole = Recorder(pair, sampling, 3, {"mine": lambda step: step.entropy}, True, upper_bound).record_all(
-        texts, range(24)
+        sequences, range(24)
     )
     if part != "head":
         getattr(pair, part).probs[7, 1] = torch.nan
     broken = Recorder(pair, sampling, 3, heads, True, upper_bound)
-    recorded = replace(broken, sound=True).record_all(texts, range(24))
+    recorded = replace(broken, sound=True).record_all(sequences, range(24))
     gone = sorted(set(range(24)) - set(recorded.rows.tolist()))
     assert 0 < len(gone) < 24
     expected = join([whole.only(whole.rows == row) for row in recorded.rows])
@@ -335,8 +335,8 @@ def test_texts_of_what_is_not_a_number_are_left_out_or_refused(part, upper_bound
     with pytest.raises(
         InputError, match=f"^response {gone[0]}: the models' distributions hold values that are not numb"
     ):
-        broken.record_all(texts, range(24))
-    assert replace(broken, sound=True).record_all([texts[gone[0]]], gone[:1]).num_texts == 0
+        broken.record_all(sequences, range(24))
+    assert replace(broken, sound=True).record_all([sequences[gone[0]]], gone[:1]).num_texts == 0
 
 
 def test_a_token_that_rounding_made_impossible_is_accepted_if_the_draft_has_it():
@@ -445,8 +445,8 @@ def test_padding_brings_no_number_of_its_own(broken):
     with torch.no_grad():
         getattr(pair, broken).get_input_embeddings().weight[0] = torch.nan
     (end, *_) = pair.ends(Sampling())
-    texts = [([25, 29, 12], [24, end]), ([17], [26, 29, 24, 21, 25, 28]), ([13, 14, 25, 26], [19, 17, end])]
+    sequences = [([25, 29, 12], [24, end]), ([17], [26, 29, 24, 21, 25, 28]), ([13, 14, 25, 26], [19, 17, end])]
     recorder = Recorder(pair, Sampling(max_new_tokens=6), 3, upper_bound=True, sound=True)
-    alone = [recorder.record([text], [row]).num_texts for row, text in enumerate(texts)]
-    together = recorder.record(texts, range(3))
+    alone = [recorder.record([text], [row]).num_texts for row, text in enumerate(sequences)]
+    together = recorder.record(sequences, range(3))
     assert together.rows.tolist() == [row for row, count in enumerate(alone) if count] and together.num_texts

@@ -100,12 +100,12 @@ def test_every_step_of_a_recording(upper_bound, penalty, window):
     pair = pair_of()
     pair.draft.config.sliding_window = window
     sampling = Sampling(2.0, max_new_tokens=LENGTH, seed=4, top_k=60, repetition_penalty=penalty)
-    texts = [*texts_of(pair, 3, sampling), *texts_of(pair, 1, replace(sampling, seed=9), [[11]])]
+    sequences = [*texts_of(pair, 3, sampling), *texts_of(pair, 1, replace(sampling, seed=9), [[11]])]
     recorder = StartRecorder(pair, sampling, MOST, upper_bound=upper_bound, hidden=True)
-    trace = recorder.record_all(texts, range(4), batch_size=2)
+    trace = recorder.record_all(sequences, range(4), batch_size=2)
     geometry, runs = Geometry.of(trace), []
     assert trace.hidden.shape == (trace.num_steps, pair.draft.config.hidden_size)
-    for row, (prompt, produced) in enumerate(texts):
+    for row, (prompt, produced) in enumerate(sequences):
         for start in range(len(produced)):
             here = torch.tensor([int(trace.text_first[row]) + start])
             expected = Reference(recorder, prompt, produced, row, start)
@@ -128,8 +128,8 @@ def test_replay_counts_what_greedy_decoding_counts(method):
     pair.draft.lm_head.rows.weight.data.copy_(pair.target.lm_head.weight[:, :16])
     method = replace(config.method(method), max_drafted=MOST)
     live = decode(pair, [[7], *ragged_prompts(6)], method, sampling)  # a prompt of one token has no state before it
-    texts = [(generation.prompt_ids, generation.token_ids) for generation in live]
-    trace = StartRecorder(pair, sampling, MOST).record(texts, range(len(texts)))
+    sequences = [(generation.prompt_ids, generation.token_ids) for generation in live]
+    trace = StartRecorder(pair, sampling, MOST).record(sequences, range(len(sequences)))
     replayed = replay(trace, Bounded(method.policy, method.min_drafted, method.max_drafted))
     assert 0 < int(trace.run.sum()) < trace.num_positions * MOST
     for name, values in replayed.counts.items():
@@ -145,8 +145,8 @@ def test_replay_counts_what_decoding_counts_after_prompts_of_one_token(method):
         target = tiny_llama(32, 3, seed, torch.float64, vocab_size=5)
         pair = ModelPair(target, tiny_eagle3(target, kept=torch.arange(5), seed=seed), end_ids=())
         live = decode(pair, [*([token] for token in range(5)), [3, 1]], method, sampling, batch_size=6)
-        texts = [(generation.prompt_ids, generation.token_ids) for generation in live]
-        trace = StartRecorder(pair, sampling, MOST).record(texts, range(len(texts)))
+        sequences = [(generation.prompt_ids, generation.token_ids) for generation in live]
+        trace = StartRecorder(pair, sampling, MOST).record(sequences, range(len(sequences)))
         replayed = replay(trace, Bounded(method.policy, method.min_drafted, method.max_drafted))
         for name, values in replayed.counts.items():
             assert values.tolist() == [getattr(generation.counts, name) for generation in live], (seed, name)
@@ -163,13 +163,13 @@ def test_a_draft_with_fewer_rows_is_recorded_with_tokens_it_has(penalty):
         Sampling(temperature=0.0, max_new_tokens=9, repetition_penalty=penalty),
     )
     prompts = [[9, 30, 12, 8, 6], [7]]
-    texts = [
+    sequences = [
         (prompt, generation.token_ids)
         for prompt, generation in zip(
             prompts, decode(pair, prompts, config.method("autoregressive"), sampling), strict=True
         )
     ]
-    trace = StartRecorder(pair, sampling, 4).record(texts, range(2))
+    trace = StartRecorder(pair, sampling, 4).record(sequences, range(2))
     assert set(trace.tokens.tolist()) <= set(draft.lm_head.kept.tolist())
     method = config.method("speculative", ["policy.num_drafted=3"])
     live = [generation.counts for generation in decode(pair, prompts, method, sampling)]
@@ -192,11 +192,11 @@ def test_replay_counts_are_distributed_as_those_of_sampling():
 
 def test_files_joins_and_labels(tmp_path):
     pair, sampling = pair_of(), Sampling(max_new_tokens=LENGTH, seed=4)
-    texts = texts_of(pair, 4, sampling)
+    sequences = texts_of(pair, 4, sampling)
     recorder = StartRecorder(pair, sampling, MOST, upper_bound=True)
-    trace = recorder.record(texts, range(4))
+    trace = recorder.record(sequences, range(4))
     read = Trace.load(trace.save(tmp_path / "trace.safetensors"))
-    again = join([recorder.record(texts[:1], [0]), recorder.record(texts[1:], [1, 2, 3])])
+    again = join([recorder.record(sequences[:1], [0]), recorder.record(sequences[1:], [1, 2, 3])])
     for other in (read, again):
         assert torch.equal(other.run, trace.run) and torch.equal(other.tokens, trace.tokens)
         assert torch.allclose(other.accept_prob, trace.accept_prob)
@@ -212,15 +212,15 @@ def test_files_joins_and_labels(tmp_path):
 
 def test_what_is_refused():
     pair, sampling = pair_of(), Sampling(max_new_tokens=LENGTH, seed=4)
-    texts = texts_of(pair, 1, sampling)
+    sequences = texts_of(pair, 1, sampling)
 
     def early(step):
         return step.tokens
 
-    early.num_earlier = 2
+    early.num_history = 2
     with pytest.raises(InputError, match="head early reads earlier positions"):
-        StartRecorder(pair, sampling, MOST, {"early": early}).record(texts, [0])
-    trace = StartRecorder(pair, sampling, MOST).record(texts, [0])
+        StartRecorder(pair, sampling, MOST, {"early": early}).record(sequences, [0])
+    trace = StartRecorder(pair, sampling, MOST).record(sequences, [0])
     with pytest.raises(InputError, match="the oracle needs a draft"):
         oracle(trace)
 

@@ -59,11 +59,11 @@ def prompts(count):
 def recorded(request, pair):
     sampling = SAMPLINGS[request.param]
     generations = decode(pair, prompts(2), config.method("autoregressive"), sampling)
-    texts = [(g.prompt_ids, g.token_ids) for g in generations]
+    sequences = [(g.prompt_ids, g.token_ids) for g in generations]
     recorder = Recorder(
         pair, sampling, MAX_DRAFTED, named_scorers(pair, {head_hash(pair.head): pair.head}), hidden=True
     )
-    return request.param, texts, recorder.record(texts, range(len(texts)))
+    return request.param, sequences, recorder.record(sequences, range(len(sequences)))
 
 
 class ForcedProposer(ChainProposer):
@@ -109,9 +109,9 @@ class ForcedRule(TextRule):
         return Verdict(path, length, torch.tensor([token]), bonus, torch.tensor([True]))
 
 
-def forced_counts(pair, method, trace, texts, sampling, proposer=ForcedProposer, rule=ForcedRule):
+def forced_counts(pair, method, trace, sequences, sampling, proposer=ForcedProposer, rule=ForcedRule):
     counts = []
-    for number, (prompt, produced) in enumerate(texts):
+    for number, (prompt, produced) in enumerate(sequences):
         drafts = proposer(trace, number, len(prompt))
         forced = Method("forced", method.policy, rule(drafts, produced), drafts, method.min_drafted, method.max_drafted)
         (generation,) = decode(pair, [prompt], forced, sampling)
@@ -144,20 +144,20 @@ def method_of(policy, overrides=()):
     ("rate", ["policy.costs=COSTS"]),
 ])  # fmt: skip
 def test_forced_live_decoding_equals_replay_count_for_count(recorded, pair, name, overrides, tmp_path):
-    label, texts, trace = recorded
+    label, sequences, trace = recorded
     costs = CostTable(1, (1, 2, 4), (0,), ((1.0, 1.6, 1.3),), (0.1,)).save(tmp_path / "costs.json")
     method = method_of(name, [word.replace("COSTS", str(costs)) for word in overrides])
-    live = forced_counts(pair, method, trace, texts, SAMPLINGS[label])
+    live = forced_counts(pair, method, trace, sequences, SAMPLINGS[label])
     assert per_text(by_rounds(trace, bounded(method, pair))) == live
 
 
 @greedy
 @pytest.mark.parametrize("name", POLICIES)
 def test_greedy_live_decoding_equals_replay_exactly(recorded, pair, name):
-    label, texts, trace = recorded
+    label, sequences, trace = recorded
     method = method_of(name)
-    live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLINGS[label])
-    assert [g.token_ids for g in live] == [produced for _, produced in texts]
+    live = decode(pair, [prompt for prompt, _ in sequences], method, SAMPLINGS[label])
+    assert [g.token_ids for g in live] == [produced for _, produced in sequences]
     assert per_text(by_rounds(trace, bounded(method, pair))) == [g.counts for g in live]
 
 
@@ -232,29 +232,29 @@ class ForcedSource(ForcedRule):
         return type(verdict)(verdict.path, torch.tensor([length]), torch.tensor([token]), verdict.bonus, verdict.valid)
 
 
-def replayed(pair, method, trace, texts, sampling):
+def replayed(pair, method, trace, sequences, sampling):
     bound = method.bind(pair)
-    copies = Copies(bound.proposer.copies, texts, bound.limit, sampling.max_new_tokens, pair.ends(sampling))
+    copies = Copies(bound.proposer.copies, sequences, bound.limit, sampling.max_new_tokens, pair.ends(sampling))
     return by_rounds(trace, bound.policy, copies)
 
 
 @sampled
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_forced_rounds_of_either_source_equal_replay(recorded, pair, setting):
-    label, texts, trace = recorded
+    label, sequences, trace = recorded
     method, sampling = best_source(setting), SAMPLINGS[label]
-    live = forced_counts(pair, method, trace, texts, sampling, ForcedBestSource, ForcedSource)
-    assert per_text(replayed(pair, method, trace, texts, sampling)) == live
+    live = forced_counts(pair, method, trace, sequences, sampling, ForcedBestSource, ForcedSource)
+    assert per_text(replayed(pair, method, trace, sequences, sampling)) == live
 
 
 @greedy
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_greedy_rounds_of_either_source_equal_replay(recorded, pair, setting):
-    label, texts, trace = recorded
+    label, sequences, trace = recorded
     method = best_source(setting)
-    live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLINGS[label])
-    assert [g.token_ids for g in live] == [produced for _, produced in texts]
-    assert per_text(replayed(pair, method, trace, texts, SAMPLINGS[label])) == [g.counts for g in live]
+    live = decode(pair, [prompt for prompt, _ in sequences], method, SAMPLINGS[label])
+    assert [g.token_ids for g in live] == [produced for _, produced in sequences]
+    assert per_text(replayed(pair, method, trace, sequences, SAMPLINGS[label])) == [g.counts for g in live]
     if (setting, label) == ("free columns", "greedy"):
         rounds = [r for g in live for r in g.rounds]
         assert sum(r.num_draft_calls > 0 for r in rounds) > 5
@@ -277,9 +277,9 @@ def test_sampled_live_decoding_counts_as_replay_does(pair, setting):
     """At T = 1, with draws and texts of their own: means over prompts of every count lie within four standard errors."""
     sampling, method = Sampling(max_new_tokens=48), best_source(setting)
     generations = decode(pair, prompts(24), config.method("autoregressive"), sampling, batch_size=24)
-    texts = [(g.prompt_ids, g.token_ids) for g in generations]
-    trace = Recorder(pair, sampling, MAX_DRAFTED).record_all(texts, range(len(texts)))
-    found = replayed(pair, method, trace, texts, sampling)
+    sequences = [(g.prompt_ids, g.token_ids) for g in generations]
+    trace = Recorder(pair, sampling, MAX_DRAFTED).record_all(sequences, range(len(sequences)))
+    found = replayed(pair, method, trace, sequences, sampling)
     live = decode(pair, prompts(24), method, replace(sampling, seed=7), batch_size=24)
     counts = {name: [getattr(g.counts, name) for g in live] for name in found.counts}
     counts |= {name: [sum(f"{r.source}_rounds" == name for r in g.rounds) for g in live] for name in found.sources}

@@ -31,30 +31,30 @@ def trace():
 
 
 @pytest.fixture(scope="module")
-def texts(trace):
+def sequences(trace):
     return [Text(trace, number) for number in range(trace.num_texts)]
 
 
-def every_start(texts):
-    return [(text, start) for text in texts for start in range(text.first, text.end)]
+def every_start(sequences):
+    return [(text, start) for text in sequences for start in range(text.first, text.end)]
 
 
-def test_what_follows_from_the_acceptance_draws(trace, texts):
+def test_what_follows_from_the_acceptance_draws(trace, sequences):
     geometry = Geometry.of(trace)
-    known = [(text.run(start), text.end - start, text.room(start)) for text, start in every_start(texts)]
+    known = [(text.run(start), text.end - start, text.room(start)) for text, start in every_start(sequences)]
     assert list(zip(geometry.run.tolist(), geometry.left.tolist(), geometry.room.tolist(), strict=True)) == known
     short = replace(trace, room=torch.ones_like(trace.room))
-    assert Geometry.of(short).room.tolist() == [int(start == text.first) for text, start in every_start(texts)]
+    assert Geometry.of(short).room.tolist() == [int(start == text.first) for text, start in every_start(sequences)]
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_the_steps_that_a_round_visits(trace, texts, prepared):
+def test_the_steps_that_a_round_visits(trace, sequences, prepared):
     geometry = Geometry.of(trace)
     geometry = geometry.with_steps(trace) if prepared else geometry
     starts = torch.arange(trace.num_positions).flip(0)
     for depth in range(1, MOST + 4):
         index, exists = step_at(trace, geometry, starts, depth)
-        known = [text.visited(start) for text, start in reversed(every_start(texts))]
+        known = [text.visited(start) for text, start in reversed(every_start(sequences))]
         # A text whose end was accepted goes no further; a roll-out goes as far as it was recorded.
         assert exists.tolist() == [depth <= len(steps) for steps in known]
         assert index.tolist() == [steps[depth - 1] if depth <= len(steps) else 0 for steps in known]
@@ -132,10 +132,10 @@ def test_a_policy_with_memory_is_told_what_it_is_told_in_decoding(trace, asks, l
     assert (found.total.num_drafted < found.total.num_draft_calls) == asks
 
 
-def test_rounds_are_told_in_their_order(trace, texts):
+def test_rounds_are_told_in_their_order(trace, sequences):
     policy = Bounded(Fixed(3), 1, MOST)
     found = [tuple(value.tolist() for value in part) for part in policies.replay_rounds(trace, policy)]
-    for text in texts:
+    for text in sequences:
         rows = [row for part in found for row in zip(*part, strict=True) if row[0] == text.number]
         assert [row[1:] for row in rows] == text.rounds(while_(trace, lambda step: True, most=3))
     assert [len(part[0]) for part in found] == sorted((len(part[0]) for part in found), reverse=True)

@@ -26,7 +26,7 @@ from toolkit.trace.store import read_traces
 def test_logits_from_states_are_those_recorded_with_the_head(dtype, tolerance):
     torch.manual_seed(0)
     pair = ModelPair.toy(dtype=dtype)
-    texts = [
+    sequences = [
         (one.prompt_ids, one.token_ids)
         for one in generate(pair, ["Q: Spell river.\nA:", "Once"], method="autoregressive", max_new_tokens=16)
     ]
@@ -38,9 +38,9 @@ def test_logits_from_states_are_those_recorded_with_the_head(dtype, tolerance):
     precise = acceptance.double() if dtype == "float64" else acceptance
     heads = {"late": SurvivalScorer(precise), "early": PrereadScorer(preread, table)}
     sampling = Sampling(max_new_tokens=16)
-    whole = Recorder(pair, sampling, 6, heads, hidden=True).record(texts, [0, 1])
+    whole = Recorder(pair, sampling, 6, heads, hidden=True).record(sequences, [0, 1])
     assert whole.num_steps > whole.num_positions, "some roll-outs"
-    states = Recorder(pair, sampling, 6, hidden=True).record(texts, [0, 1])
+    states = Recorder(pair, sampling, 6, hidden=True).record(sequences, [0, 1])
     assert states.hidden.dtype == getattr(torch, dtype) and not states.estimates
     for name, head in heads.items():
         close = tolerance if name == "late" else 1e-5  # a pre-read head computes in float32

@@ -47,7 +47,9 @@ def heads(pair, tmp_path_factory):
 def recorded(monkeypatch):
     """The rows of every batch that is recorded."""
     rows, record = [], Recorder.record
-    monkeypatch.setattr(Recorder, "record", lambda self, texts, at: (rows.append(list(at)), record(self, texts, at))[1])
+    monkeypatch.setattr(
+        Recorder, "record", lambda self, sequences, at: (rows.append(list(at)), record(self, sequences, at))[1]
+    )
     return rows
 
 

@@ -49,14 +49,14 @@ def test_candidates_of_many_nodes_are_those_of_each_alone(how, num_drafts):
             assert alone[int(count) :].tolist() == [0] * (num_drafts - int(count))
 
 
-def test_the_likeliest_of_many_nodes_are_those_of_each_alone():
+def test_the_most_probable_of_many_nodes_are_those_of_each_alone():
     logits = uniforms(4, 5, 7)
     logits[0, 0, 2:] = -torch.inf
-    tokens, counts = schemes.likeliest(logits, 3)
+    tokens, counts = schemes.most_probable(logits, 3)
     assert counts[0].tolist() == [2, 3, 3, 3, 3]
     for a in range(4):
         for b in range(5):
-            alone, count = schemes.likeliest(logits[a, b], 3)
+            alone, count = schemes.most_probable(logits[a, b], 3)
             wanted = sorted(range(7), key=lambda token, at=(a, b): -float(logits[at][token]))[: int(count)]
             assert alone.tolist() == tokens[a, b].tolist() == wanted + [0] * (3 - int(count))
             assert schemes.top_tokens(logits[a, b], 9)[:2].tolist() == wanted[:2]
@@ -118,7 +118,7 @@ def test_widths_of_many_layers_are_those_of_each_alone():
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_a_shorter_chain_in_a_wider_batch_is_judged_as_if_it_were_alone(name):
+def test_a_shorter_chain_in_a_wider_batch_is_verified_as_if_it_were_alone(name):
     """What lies behind its end counts for nothing, and no length beyond it has a probability."""
     rule, (p, q) = verification.get(name), dirichlet_pairs(60)
     p, q, tokens = p.reshape(12, 5, 4)[:, :4], q.reshape(12, 5, 4)[:, :3], torch.arange(36).reshape(12, 3) % 4
@@ -249,7 +249,7 @@ class Redraws(SelectionRule):
 
 
 @pytest.mark.parametrize("rule", [*map(verification.get, SELECTIONS), Redraws()])
-def test_a_smaller_tree_in_a_wider_batch_is_judged_as_if_it_were_alone(rule):
+def test_a_smaller_tree_in_a_wider_batch_is_verified_as_if_it_were_alone(rule):
     """Rows of 0 to 6 nodes, one or two at the context and behind each of those."""
     rows = 70
     p, q = dirichlet_pairs(3, vocab_size=3, seed=2)[0], dirichlet_pairs(6, vocab_size=3)[1].reshape(2, 3, 3)

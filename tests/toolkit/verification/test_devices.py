@@ -64,4 +64,4 @@ def test_optima_and_widths():
     counts = torch.tensor([1, 2, 3, 3, 2])
     stays_where_it_is(lambda: layer_width(p, q, 3, 0.5, 1, counts))
     stays_where_it_is(lambda: beam_distribution(verification.get("beam_layer"), p[0], q[0], 3, 2))
-    stays_where_it_is(lambda: schemes.likeliest(p.log(), 2))
+    stays_where_it_is(lambda: schemes.most_probable(p.log(), 2))

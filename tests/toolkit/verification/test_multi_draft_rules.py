@@ -259,16 +259,16 @@ def test_published_means_over_uniform_pairs():
 # -- schemes --------------------------------------------------------------------------------------------------------
 
 
-def test_the_likeliest_tokens_are_candidates_for_certain_ties_by_id():
+def test_the_most_probable_tokens_are_candidates_for_certain_ties_by_id():
     logits = torch.tensor(
         [[1.0, 3.0, 3.0, 0.0], [5.0, -torch.inf, 2.0, 2.0], [-torch.inf, 1.0, -torch.inf, -torch.inf]]
     )
-    tokens, counts = schemes.likeliest(logits, 3)
+    tokens, counts = schemes.most_probable(logits, 3)
     assert tokens.tolist() == [[1, 2, 0], [0, 2, 3], [1, 0, 0]]
     assert counts.tolist() == [3, 3, 1]
     for count in (2, 6):
         by_probs, real = schemes.candidates("top_k", logits.double().softmax(-1), torch.rand(3, count))
-        by_logits, expected = schemes.likeliest(logits, count)
+        by_logits, expected = schemes.most_probable(logits, count)
         assert by_probs.tolist() == by_logits.tolist() and real.tolist() == expected.tolist()
 
 
@@ -328,7 +328,7 @@ def test_candidates_that_the_scheme_cannot_produce_are_refused():
         verification.get("mcsd").distribution(P4, distributions, torch.tensor([1, 1]))
     with pytest.raises(InputError, match="different tokens"):
         verification.get("greedy_multi").distribution(P4, distributions, torch.tensor([0, 0]))
-    with pytest.raises(InputError, match="likeliest tokens"):
+    with pytest.raises(InputError, match="most probable tokens"):
         verification.get("greedy_multi").distribution(P4, distributions, torch.tensor([1, 0]))
     verification.get("greedy_multi").distribution(
         P4, distributions, torch.tensor([1, 9]), torch.tensor(1)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.decoding.context_window import EarlierPositions
+from toolkit.decoding.context_window import HistoryWindow
 from toolkit.engine import Session
 from toolkit.sampling import Sampling
 from toolkit.stopping.base import State, StoppingPolicy
@@ -40,7 +40,7 @@ class DraftContext:
     earlier      what the draft showed at the positions before, if the policy looks at them; None: it does not
     """
 
-    texts: Sequence[Sequence[int]]
+    sequences: Sequence[Sequence[int]]
     sessions: list[Session]
     unread: Callable[[int], tuple[Tensor, list[int]]]
     limits: Tensor
@@ -51,7 +51,7 @@ class DraftContext:
     fit: Callable[[Tensor], Tensor]
     seen: Tensor | None
     end_ids: tuple[int, ...]
-    earlier: EarlierPositions | None = None
+    earlier: HistoryWindow | None = None
 
     @property
     def most(self) -> int:
@@ -62,12 +62,12 @@ class DraftContext:
 class Proposer(ABC):
     """What a method needs to know about a proposer.
 
-    scheme              how candidates are drawn (`toolkit.verification.schemes`, "beams" for the likeliest of several)
+    scheme              how candidates are drawn (`toolkit.verification.schemes`, "beams" for the most probable of several)
     supports_history    policies that learn from earlier rounds can learn from its rounds
     uses_all_drafts     several draft models take part; else the first one drafts alone
     needs_draft_model   False: tokens come from elsewhere, and policies that look at a draft's distribution or states
                         have nothing to look at
-    keeps_earlier       True: its steps know the positions before them (`Step.earlier`), for heads that read those
+    keeps_history       True: its steps know the positions before them (`Step.history`), for heads that read those
     shows_matches       True: its steps of copied tokens say where these come from (`Step.match`)
     shows_live_rows     True: its steps say which rows are drafting (`Step.live`), for policies that decide for a batch
     """
@@ -78,7 +78,7 @@ class Proposer(ABC):
     needs_draft_model: ClassVar[bool] = True
     shows_matches: ClassVar[bool] = False
     shows_live_rows: ClassVar[bool] = False
-    keeps_earlier: ClassVar[bool] = False
+    keeps_history: ClassVar[bool] = False
 
     def num_drafts(self, available: int) -> int:
         """How many of a pair's draft models take part."""
@@ -150,7 +150,7 @@ def empty_proposal(num_calls: Tensor, valid: Tensor) -> Proposal:
     return Proposal(nothing, no_probs, torch.zeros_like(num_calls), num_calls, valid=valid)
 
 
-def frozen(new: State, old: State, moving: Tensor) -> State:
+def where_active(new: State, old: State, moving: Tensor) -> State:
     """The new state where a row is still drafting [B], the old one elsewhere; what did not change is left as it is."""
     return {
         key: value if value is old[key] else torch.where(moving.view(-1, *[1] * (value.dim() - 1)), value, old[key])

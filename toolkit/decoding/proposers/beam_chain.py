@@ -1,8 +1,8 @@
-"""A beam draft: beam sampling with the draft model, of which the likeliest path goes to the target as a chain.
+"""A beam draft: beam sampling with the draft model, of which the most probable path goes to the target as a chain.
 
 Paper: Multi-Token Assisted Decoding (arXiv:2407.09722), section 3.2 and Algorithm 1, lines 2-3.
 theirs -> ours: beam width B -> num_beams, gamma -> num_tokens.
-Deviation: a stopping policy may end the draft early. Every beam carries its own state of the policy; the likeliest decides.
+Deviation: a stopping policy may end the draft early. Every beam carries its own state of the policy; the most probable decides.
 Deviation: q(x_1..j) is the product of warped per-token distributions (`probs` of the proposal), like p; not the
 distribution of the beam draw.
 Deviation: a drafted end of text is a path of its own and is not extended. It competes with longer ones by its joint
@@ -52,7 +52,7 @@ class _Level:
     parents: Tensor
     scores: Tensor
     ended: Tensor
-    texts: TextOrder
+    sequences: TextOrder
     state: State
     seen: Tensor | None
     probs: Tensor | None = None
@@ -60,7 +60,7 @@ class _Level:
 
 @dataclass
 class BeamChainProposer(TextProposer):
-    """The likeliest path of `num_beams` sampled beams of at most `num_tokens` tokens.
+    """The most probable path of `num_beams` sampled beams of at most `num_tokens` tokens.
 
     Only the chain counts as drafted: beams that are not sent cost the forward passes that read them (`num_calls`, one per
     depth), and no discarded tokens. Not for lossless rules: the chosen path is no draw from q.
@@ -78,7 +78,7 @@ class BeamChainProposer(TextProposer):
         return self.num_beams * min(self.num_tokens, limit)
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
-        """Extend the beams until every row's likeliest path has ended, or its policy or limit says so.
+        """Extend the beams until every row's most probable path has ended, or its policy or limit says so.
 
         Levels that were extended before that was known are cut off again.
         """
@@ -94,7 +94,7 @@ class BeamChainProposer(TextProposer):
             depth = len(levels)
             num_calls += drafting
             reading, num_read = self._read(context, levels), (depth - 1) * self.num_beams
-            logits, hidden = levels[-1].texts.shared(context.fit(reading.logits)), reading.hidden.to(device)
+            logits, hidden = levels[-1].sequences.shared(context.fit(reading.logits)), reading.hidden.to(device)
             levels[-1].probs = probs = warp(logits, context.sampling, levels[-1].seen)
             step = DraftStep(depth, _flat(logits), _flat(probs), _flat(hidden))
             rows = _flat(drafting.unsqueeze(1) & ~levels[-1].ended)
@@ -152,7 +152,7 @@ class BeamChainProposer(TextProposer):
         last, (num_rows, num_parents, vocab_size) = levels[-1], logits.shape
         joint = last.scores.unsqueeze(2) + _log_probs(logits, context.sampling, last.seen)
         closed = last.ended & drafting.unsqueeze(1)  # rows that are done draw on, unheard, from whatever they have
-        pair_probs = last.texts.warp(joint.masked_fill(closed.unsqueeze(2), -torch.inf), context.sampling)
+        pair_probs = last.sequences.warp(joint.masked_fill(closed.unsqueeze(2), -torch.inf), context.sampling)
         first = (len(levels) - 1) * self.num_beams
         drawn, _ = iid(pair_probs, context.uniforms[:, first : first + self.num_beams])
         parents, tokens = drawn // vocab_size, drawn % vocab_size
@@ -161,8 +161,8 @@ class BeamChainProposer(TextProposer):
             ended |= tokens == end
         rows = torch.arange(num_rows, device=tokens.device).unsqueeze(1)
         seen = None if last.seen is None else last.seen[rows, parents].scatter(2, tokens.unsqueeze(2), True)
-        scores, texts = joint.flatten(1).gather(1, drawn), last.texts.after(drawn, vocab_size)
-        return _Level(tokens, parents, scores, ended, texts, {}, seen), (rows * num_parents + parents).flatten()
+        scores, sequences = joint.flatten(1).gather(1, drawn), last.sequences.after(drawn, vocab_size)
+        return _Level(tokens, parents, scores, ended, sequences, {}, seen), (rows * num_parents + parents).flatten()
 
     def _of_leader(self, levels: list[_Level], leader: Tensor, flags: Tensor) -> Tensor:
         """flags [B, n] of the newest level at each row's leader [B]; False where the leader ended in an older one."""
@@ -215,7 +215,7 @@ def _log_probs(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Tenso
 
 
 def _leader(levels: list[_Level]) -> Tensor:
-    """Node id [B] of the likeliest path: among the newest beams and those that ended before."""
+    """Node id [B] of the most probable path: among the newest beams and those that ended before."""
     older = [level.scores.masked_fill(~level.ended, -torch.inf) for level in levels[1:-1]]
     return torch.cat([*older, levels[-1].scores], 1).argmax(1)
 

@@ -33,7 +33,7 @@ class BestSourceProposer(ChainProposer):
     """
 
     shows_matches: ClassVar[bool] = True
-    keeps_earlier: ClassVar[bool] = False
+    keeps_history: ClassVar[bool] = False
     copies: CopyProposer = field(default_factory=SuffixProposer)
 
     def check(self, vocab_size: int) -> None:
@@ -42,7 +42,7 @@ class BestSourceProposer(ChainProposer):
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         numbers, rows, before = Numbers(policy, context.limits), context.limits > 0, state
         copied, num_copied, state = self.copies.copied(
-            context.texts, context.room, context.end_ids, policy, state, rows
+            context.sequences, context.room, context.end_ids, policy, state, rows
         )
         numbers.add_state(state, before, rows)
         drafted, state = super().propose(context, policy, state)

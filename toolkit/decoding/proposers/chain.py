@@ -10,19 +10,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal, frozen
+from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal, where_active
 from toolkit.engine import Reading
 from toolkit.engine.device import Gate
 from toolkit.sampling import draw, first_maximum, warp
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import DraftStep, Earlier, Proposal, Verdict
+from toolkit.types import DraftStep, History, Proposal, Verdict
 
 
 class ChainProposer(TextProposer):
     """One token after another from the first draft model."""
 
     shows_live_rows: ClassVar[bool] = True
-    keeps_earlier: ClassVar[bool] = True
+    keeps_history: ClassVar[bool] = True
 
     def max_nodes(self, limit: int) -> int:
         return limit
@@ -52,7 +52,7 @@ class ChainProposer(TextProposer):
             if policy.reads:
                 new_state, go_on = policy.read(step, state)
                 numbers.add_state(new_state, state, drafting)
-                state, drafting = new_state if alone else frozen(new_state, state, drafting), drafting & go_on
+                state, drafting = new_state if alone else where_active(new_state, state, drafting), drafting & go_on
                 if not gate.passes(drafting):
                     self._note(context, step)
                     break
@@ -62,7 +62,7 @@ class ChainProposer(TextProposer):
             num_drafted += drafting
             new_state, go_on = policy.step(step, state)
             numbers.add_state(new_state, state, drafting)
-            state = new_state if alone else frozen(new_state, state, drafting)
+            state = new_state if alone else where_active(new_state, state, drafting)
             self._note(context, step)
             drafting = drafting & go_on & (limits > depth)
             for end in context.end_ids:
@@ -85,7 +85,7 @@ class ChainProposer(TextProposer):
         return session.extend(unread, counts=counts, last=1 + more)
 
     @staticmethod
-    def _before(context: DraftContext, reading: Reading, depth: int) -> Earlier | None:
+    def _before(context: DraftContext, reading: Reading, depth: int) -> History | None:
         """The positions before the one that a forward pass has just scored, if the policy looks at them."""
         earlier = context.earlier
         if earlier is None:

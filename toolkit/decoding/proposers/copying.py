@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal, frozen
+from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal, where_active
 from toolkit.engine.device import floats_on, most_of, tensor_on
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Match, Proposal, Verdict
@@ -65,7 +65,9 @@ class CopyProposer(TextProposer):
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         state, starts = policy.begin(context.limits > 0, state)
         before, numbers = state, Numbers(policy, context.limits)
-        tokens, num_drafted, state = self.copied(context.texts, context.room, context.end_ids, policy, state, starts)
+        tokens, num_drafted, state = self.copied(
+            context.sequences, context.room, context.end_ids, policy, state, starts
+        )
         numbers.add_state(state, before, starts)
         num_calls, valid = torch.zeros_like(context.limits), numbers.valid()
         if not tokens.shape[1]:
@@ -75,7 +77,7 @@ class CopyProposer(TextProposer):
 
     def copied(
         self,
-        texts: Sequence[Sequence[int]],
+        sequences: Sequence[Sequence[int]],
         room: Sequence[int],
         end_ids: Sequence[int],
         policy: StoppingPolicy,
@@ -90,10 +92,10 @@ class CopyProposer(TextProposer):
         starts  whether the row may copy at all [B] bool
         """
         device = starts.device
-        wanted = [True] * len(texts) if device.type == "cuda" else starts.tolist()  # known there without waiting
+        wanted = [True] * len(sequences) if device.type == "cuda" else starts.tolist()  # known there without waiting
         copies = [
             self.lookup(text, most, end_ids) if most > 0 and is_wanted else NOTHING
-            for text, most, is_wanted in zip(texts, room, wanted, strict=True)
+            for text, most, is_wanted in zip(sequences, room, wanted, strict=True)
         ]
         longest = max(len(copy.tokens) for copy in copies)
         tokens = tensor_on(device, [copy.tokens + [0] * (longest - len(copy.tokens)) for copy in copies])
@@ -114,11 +116,11 @@ class CopyProposer(TextProposer):
             step = DraftStep(depth, nothing, nothing, nothing, live=drafting, match=match)
             if policy.reads:
                 new_state, go_on = policy.read(step, state)
-                state, drafting = frozen(new_state, state, drafting), drafting & go_on
+                state, drafting = where_active(new_state, state, drafting), drafting & go_on
             num_drafted += drafting
             step.tokens = tokens[:, depth - 1]
             new_state, go_on = policy.step(step, state)
-            state = frozen(new_state, state, drafting)
+            state = where_active(new_state, state, drafting)
             drafting = drafting & go_on & (available > depth)
         return tokens[:, : most_of(num_drafted, longest, least=0)], num_drafted, state
 

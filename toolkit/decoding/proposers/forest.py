@@ -22,7 +22,7 @@ from torch import Tensor
 
 from toolkit.config.notes import Between
 from toolkit.config.values import check_ranges
-from toolkit.decoding.proposers.base import Numbers, Proposer, frozen
+from toolkit.decoding.proposers.base import Numbers, Proposer, where_active
 from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import Session
 from toolkit.engine.device import Gate, tensor_on
@@ -56,7 +56,7 @@ class ForestContext:
     held: list[int]
     scores: Tensor
     draft_scores: Tensor
-    texts: TextOrder
+    sequences: TextOrder
     limits: Tensor
     most: int
     uniforms: Tensor
@@ -91,7 +91,7 @@ class Forest:
     num_layers: Tensor
     num_calls: Tensor
     scores: Tensor
-    texts: TextOrder
+    sequences: TextOrder
     newest_ids: Tensor
     node_ids: Tensor
     num_read: int
@@ -125,21 +125,23 @@ class Forest:
         return torch.cat([~self.scores.isneginf(), *layers], 1)
 
 
-def joint_distribution(scores: Tensor, logits: Tensor, sampling: Sampling, texts: TextOrder) -> tuple[Tensor, Tensor]:
+def joint_distribution(
+    scores: Tensor, logits: Tensor, sampling: Sampling, sequences: TextOrder
+) -> tuple[Tensor, Tensor]:
     """The distribution of a layer over pairs (beam, token), warped as one distribution [B, n V]; and its logarithm
     before [B, n, V].
 
     scores [B, n] log-likelihoods of the beams, -inf for those that do not go on; logits [B, n, V] after them. Rows without
     a beam get zeros.
     """
-    logits = texts.shared(logits if logits.dtype == torch.float64 else logits.float())
+    logits = sequences.shared(logits if logits.dtype == torch.float64 else logits.float())
     dead = scores.isneginf()  # whatever follows them, be it not a number
     alive = ~dead.all(1, keepdim=True)
     top = torch.where(alive, scores.amax(1, keepdim=True), 0.0)
     logps = logits.log_softmax(-1)
     relative = (scores - top).to(logps.dtype).unsqueeze(-1) + logps  # float32 has no digits to spare for long texts
     nothing = torch.where(alive, -torch.inf, 0.0).to(logps.dtype).unsqueeze(-1)
-    probs = texts.warp(torch.where(dead.unsqueeze(-1), nothing, relative), sampling)
+    probs = sequences.warp(torch.where(dead.unsqueeze(-1), nothing, relative), sampling)
     joint = scores.unsqueeze(-1) + logps.double()
     return torch.where(alive, probs, 0.0), joint.masked_fill(dead.unsqueeze(-1), -torch.inf)
 
@@ -149,7 +151,7 @@ class ForestProposer(Proposer):
     """Beam sampling with the draft.
 
     num_beams   W_S: draft beams of a layer
-    num_layers  gamma: the most layers of a round; the policy may stop earlier, judging the likeliest beam of each layer
+    num_layers  gamma: the most layers of a round; the policy may stop earlier, scoring the most probable beam of each layer
     min_beams   the fewest draft beams of a layer, where the policy foresees acceptance (trained heads). Then enough
                 are drafted to let this many be accepted, ceil(min_beams / P(accepted)), at most num_beams; None:
                 always num_beams
@@ -196,7 +198,7 @@ class ForestProposer(Proposer):
             logits, hidden = growing.read()
             num_calls += drafting
             drafting = drafting & ~growing.scores.isneginf().all(1)
-            probs, joint = joint_distribution(growing.scores, logits, context.sampling, growing.texts)
+            probs, joint = joint_distribution(growing.scores, logits, context.sampling, growing.sequences)
             growing.joint += [joint] if growing.weighed_by_draft else []
             numbers.add(probs[:, 0], drafting)
             if policy.reads:
@@ -204,7 +206,7 @@ class ForestProposer(Proposer):
                 numbers.add_step(step, drafting)
                 new_state, go_on = policy.read(step, state)
                 numbers.add_state(new_state, state, drafting)
-                state, drafting = frozen(new_state, state, drafting), drafting & go_on
+                state, drafting = where_active(new_state, state, drafting), drafting & go_on
                 if not gate.passes(drafting):
                     break
             growing.add(probs, joint)
@@ -215,7 +217,7 @@ class ForestProposer(Proposer):
             numbers.add_state(new_state, state, drafting)
             if self.min_beams is not None:
                 growing.widen(policy.foresee(step), self.min_beams)
-            state = frozen(new_state, state, drafting)
+            state = where_active(new_state, state, drafting)
             drafting = drafting & go_on & (limits > growing.depth) & ~growing.scores.isneginf().all(1)
         longest = gate.settle() // (2 if policy.reads else 1)
         return growing.forest(longest, num_layers, num_calls, numbers.valid()), state
@@ -227,7 +229,7 @@ class _Growing:
     def __init__(self, context: ForestContext, width: int, scheme: str, weighed_by_draft: bool):
         self.context, self.width, self.scheme, self.weighed_by_draft = context, width, scheme, weighed_by_draft
         self.scores = context.scores  # [B, n] of the newest layer; -inf: does not go on
-        self.texts = context.texts  # its own
+        self.sequences = context.sequences  # its own
         self.best = torch.zeros(len(context.limits), 0, dtype=torch.long, device=context.limits.device)
         self.count = torch.full_like(context.limits, width)  # candidates of the next layer that count
         self.counts: list[Tensor] = []
@@ -283,7 +285,7 @@ class _Growing:
         self.draft_probs.append(probs)
         self.pairs.append(pairs)
         self.counts.append(count)
-        self.texts = self.texts.after(pairs, vocab_size)
+        self.sequences = self.sequences.after(pairs, vocab_size)
         scores = joint.flatten(1).gather(1, pairs)
         beyond = torch.arange(self.width, device=pairs.device) >= count.unsqueeze(1)
         scores = scores.masked_fill(beyond, -torch.inf)
@@ -299,7 +301,7 @@ class _Growing:
             self.count = needed.to(self.count.dtype)
 
     def step(self, logits: Tensor, hidden: Tensor, best: Tensor | None) -> DraftStep:
-        """What a policy sees: the likeliest beam. Before the layer is drawn: the state that has read the last one's best."""
+        """What a policy sees: the most probable beam. Before a layer is drawn: the state that has read the last one's best."""
         rows = torch.arange(len(logits), device=logits.device)
         if best is None:
             at = self.best if self.depth else self.scores.argmax(1)
@@ -327,7 +329,7 @@ class _Growing:
             num_layers=counted,
             num_calls=num_calls,
             scores=self.context.scores,
-            texts=self.context.texts,
+            sequences=self.context.sequences,
             newest_ids=self.newest_ids,
             node_ids=torch.cat([empty.to(self.ids.device), *self.layer_ids], 1),
             num_read=self.width * min(len(self.layer_ids), num_layers),

@@ -109,7 +109,7 @@ def read_responses(path: Path) -> Tokens:
     """Token ids of all rows of a JSON-lines file, or of those in a folder, BETWEEN after each. Raises InputError for others."""
     import json
 
-    texts: list[Tokens] = []
+    sequences: list[Tokens] = []
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
         for number, line in numbered_lines(file, "responses (JSON lines with token_ids)"):
             where = f"proposer.responses: {file}, line {number}: "
@@ -119,7 +119,7 @@ def read_responses(path: Path) -> Tokens:
                 raise InputError(f"{where}expected a JSON object, got {first_line(error)}") from None
             if isinstance(row, dict) and "token_ids" in row:
                 check_token_ids(row["token_ids"], where=where)
-                texts.append(np.asarray([*row["token_ids"], BETWEEN], np.int64))
-    if not texts:
+                sequences.append(np.asarray([*row["token_ids"], BETWEEN], np.int64))
+    if not sequences:
         raise InputError(f"proposer.responses: expected JSON lines with token_ids in {path}, found none")
-    return np.concatenate(texts)
+    return np.concatenate(sequences)

@@ -1,4 +1,4 @@
-"""Draft trees: several candidates at every node, drawn level by level, judged in one forward pass of the target.
+"""Draft trees: several candidates at every node, drawn level by level, verified in one forward pass of the target.
 
 Papers: MCSD (arXiv:2401.06706), section 3 (k_config, tree attention); SpecInfer (arXiv:2305.09781). SpecTr
 (arXiv:2310.15141) and Khisti et al. (arXiv:2410.18234), section 2, have K chains; section 5.2 has different drafts.
@@ -9,7 +9,7 @@ next tokens of all chains that share it. They stand in the order of the chains, 
 from. So all chains that agree with the accepted text stay candidates.
 
 With several drafts, or temperatures, first-level child j and everything below it comes from source j mod S. Each draft
-model reads its own chains only. At temperature 0 child j is the next of its source's likeliest tokens.
+model reads its own chains only. At temperature 0 child j is the next of its source's most probable tokens.
 Deviation: a stopping policy may leave a node without children. Drawn candidates are never withdrawn.
 
 Shapes: B rows, k children per chain, W distinct nodes of a level, S sources, V vocabulary, D hidden size. C is the number of
@@ -36,7 +36,7 @@ from toolkit.errors import InputError
 from toolkit.sampling import Sampling, penalized, warp
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Proposal, Verdict
-from toolkit.verification.schemes import candidates, likeliest
+from toolkit.verification.schemes import candidates, most_probable
 
 MOST = 2**16  # nodes of a tree
 
@@ -88,7 +88,7 @@ class TreeProposer(TextProposer):
             raise InputError(f"several temperatures need scheme=independent, got {self.scheme}")
 
     def greedy(self) -> TreeProposer:
-        """The tree at temperature 0: the children of a node are the k likeliest tokens (MCSD)."""
+        """The tree at temperature 0: the children of a node are the k most probable tokens (MCSD)."""
         return replace(self, scheme="top_k", temperatures=())
 
     def max_nodes(self, limit: int) -> int:
@@ -274,7 +274,7 @@ class _Tree:
         if scheme == "top_k":  # nothing is drawn: each child's q is a point mass on it
             together = 1 if self.depth else len(self.sources)  # siblings of equal rank
             rank, rows = child // together, torch.arange(num_rows, device=device).unsqueeze(1)
-            ranked, num_real = likeliest(level.penalized, (width - 1) // together + 1)
+            ranked, num_real = most_probable(level.penalized, (width - 1) // together + 1)
             tokens, real = ranked[rows, drawn_from, rank], rank < num_real[rows, drawn_from]
             table = torch.nn.functional.one_hot(tokens, table.shape[-1]).to(table.dtype)
             drawn_from = torch.arange(count, device=device).expand(num_rows, -1)

@@ -5,7 +5,7 @@ Decoding (arXiv:2407.09722), section 4. theirs -> ours: rollback threshold tau_2
 tau_1 (alpha_FB) -> the policy `confidence`, its threshold; step length -> max_drafted.
 Variant: sampled text, decoder only, the fallback token is kept.
 Deviation: tokens are drawn from the warped distributions and p is warped; the original is greedy.
-Deviation: the token at which the draft falls back is sent and judged like any other; the original throws it away.
+Deviation: the token at which the draft falls back is sent and verified like any other; the original throws it away.
 Deviation: fallback looks at q(y_k) of the drawn token, unwarped, instead of the largest q (alike where text is greedy).
 """
 

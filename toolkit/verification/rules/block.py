@@ -1,4 +1,4 @@
-"""Block verification: the drafted chain is judged as a whole; exact, and never shorter than token-level rejection.
+"""Block verification: the drafted chain is verified as a whole; exact, and never shorter than token-level rejection.
 
 Paper: Sun et al., Block Verification Accelerates Speculative Decoding (arXiv:2403.10444), Algorithm 2.
 theirs -> ours: M_s -> q, M_b -> p, gamma -> K, tau -> length, p_i -> weight (P_i elsewhere in this package).

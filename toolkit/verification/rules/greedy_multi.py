@@ -1,7 +1,7 @@
 """The exact rule for greedy drafts that reaches their optimal acceptance: the draw first, then the fixed ones.
 
 Paper: Hu et al., Towards Optimal Multi-draft Speculative Decoding (arXiv:2502.18779), greedy draft sampling. It takes
-the K - 1 likeliest tokens T of q, and one draw x from the rest. The distribution of x is r = q/(1 - q(T)) outside T and
+the K - 1 most probable tokens T of q, and one draw x from the rest. The distribution of x is r = q/(1 - q(T)) outside T and
 0 on it.
 Deviation: the rule is derived here from the transport problem's cuts, not taken from the paper's pseudo-code.
 
@@ -59,10 +59,12 @@ class GreedyMulti(SelectionRule):
         count = min(candidates.shape[-1], draft_probs.shape[-1])  # after the vocabulary there is only padding
         draft_probs, candidates, real = draft_probs[..., 0, :], candidates[..., :count], real[..., :count]
         not_last = torch.cat([real[..., 1:], torch.zeros_like(real[..., :1])], -1)
-        likeliest = draft_probs.gather(-1, top_tokens(draft_probs, count))
+        most_probable = draft_probs.gather(-1, top_tokens(draft_probs, count))
         chosen = draft_probs.gather(-1, candidates.masked_fill(~real, 0))
-        if bool((chosen < likeliest)[not_last].any()):
-            raise InputError(f"candidates: expected q's likeliest tokens before the last, got {candidates.tolist()}")
+        if bool((chosen < most_probable)[not_last].any()):
+            raise InputError(
+                f"candidates: expected q's most probable tokens before the last, got {candidates.tolist()}"
+            )
 
 
 def _without(probs: Tensor, tokens: Tensor, chosen: Tensor) -> Tensor:

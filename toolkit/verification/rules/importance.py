@@ -43,7 +43,7 @@ class Importance(SelectionRule):
     """Pairs choose until one candidate is left; accept it with min(1, p/P_I), else draw from norm((p - P_I)+).
 
     num_free  s, how many tokens have free weights among themselves (the cuts are 2^s), see the memory above
-    alphabet  how many of p's likeliest tokens are kept for the choice; both at least V: optimal for two candidates
+    alphabet  how many of p's most probable tokens are kept for the choice; both at least V: optimal for two candidates
 
     Candidate k's probability is P(k chosen) min(1, p/P_I); equal candidates share theirs.
     """
@@ -76,7 +76,7 @@ class Importance(SelectionRule):
 class _Alphabet:
     """The truncated alphabet, with an axis of size 1 for the brackets.
 
-    ids   [..., 1, a]  p's likeliest tokens
+    ids   [..., 1, a]  p's most probable tokens
     probs [..., 1, a]  p on them, renormalised
     liked [..., 1, V]  1 for other tokens with p > q, else 0
     """

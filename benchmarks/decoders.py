@@ -26,7 +26,7 @@ Run = Callable[[ModelPair, list[list[int]], int, int, float], list[list[int]]]
 
 
 @dataclass(frozen=True)
-class Contender:
+class Decoder:
     """A way to decode. batched: whether it takes several prompts at once."""
 
     name: str
@@ -34,7 +34,7 @@ class Contender:
     batched: bool = True
 
 
-def engine(name: str, method: Callable[[ModelPair], Method]) -> Contender:
+def engine(name: str, method: Callable[[ModelPair], Method]) -> Decoder:
     """A method of this engine through the public entry; built once per pair, as one who decodes a lot would."""
     built: dict[int, Method] = {}
 
@@ -47,7 +47,7 @@ def engine(name: str, method: Callable[[ModelPair], Method]) -> Contender:
         generations = generate(pair, prompts, built[id(pair)], seed=seed, temperature=temperature, **limits)
         return [list(generation.token_ids) for generation in generations]
 
-    return Contender(name, run)
+    return Decoder(name, run)
 
 
 def with_options(pair: ModelPair, **options: str) -> ModelPair:
@@ -57,7 +57,7 @@ def with_options(pair: ModelPair, **options: str) -> ModelPair:
 
 def theirs(
     name: str, assistant: Callable[[ModelPair], Any] | None = None, lookup: int | None = None, **settings: Any
-) -> Contender:
+) -> Decoder:
     """`transformers` generate: alone, assisted if there is an assistant or a setting of one, or with prompt lookup.
 
     assistant  makes what is passed as `assistant_model`; the draft if there are only settings
@@ -87,7 +87,7 @@ def theirs(
         )
         return [_until_end(row[width:].tolist(), pair.end_ids or ()) for row in output]
 
-    return Contender(name, run, batched=not (assistant or settings or lookup))
+    return Decoder(name, run, batched=not (assistant or settings or lookup))
 
 
 def constant(num_tokens: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ Listener = Callable[[Generation], None]
 
 
 @dataclass
-class Workbench:
+class SweepContext:
     """What all settings of a sweep share. Prompt r draws from the random stream (sampling.seed, r) in every setting."""
 
     pair: ModelPair
@@ -111,10 +111,10 @@ class Workbench:
         self, setting: Setting, responses: pd.DataFrame, on_text: Callable[[int], object] = lambda count: None
     ) -> pd.DataFrame:
         responses = self.within_context(responses)
-        texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
+        sequences = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
         temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")
         started = perf_counter()
-        probs = acceptance_probs(self.pair, texts, self.sampling, temperature, self.batch_size, on_text)
+        probs = acceptance_probs(self.pair, sequences, self.sampling, temperature, self.batch_size, on_text)
         counts = [expected_counts(text, most) for text in probs]
         seconds = perf_counter() - started
         unknown: dict[str, Any] = {**{name: [] for name in LENGTHS}, **dict.fromkeys(SOURCES)}
@@ -128,7 +128,7 @@ class Workbench:
         return parameter_counts({"target": self.pair.target, **drafts})
 
     def replayable(self, setting: Setting, max_drafted: int) -> bool:
-        """Whether a recording holds all the setting needs: a chain of this length, judged token by token, or copies."""
+        """Whether a recording holds all the setting needs: a chain of this length, verified token by token, or copies."""
         if setting.method == PLAIN or setting.method in PARAMETERS:
             return False
         method = self.methods[setting.name]

@@ -44,7 +44,7 @@ class BeamVerdict:
     valid: Tensor
 
 
-def judge(
+def verify_forest(
     rule: LayerRule,
     beams: Beams,
     forest: Forest,
@@ -56,7 +56,7 @@ def judge(
     stopped: Tensor | None = None,
     most_pairs: int | None = None,
 ) -> BeamVerdict:
-    """Judge a forest by the target's logits [B, W + N, V] at the block; uniforms [B, 3 M + 1], in the layout of every rule.
+    """Verify a forest by the target's logits [B, W + N, V] at the block; uniforms [B, 3 M + 1], in the layout of every rule.
 
     room [B]     a row is done, and its round ends, once this many beams have ended
     stopped [B, N]  not 0: nodes that end although their token is none of `end_ids`: a stop string is complete; None: none
@@ -91,7 +91,7 @@ class _Walk:
     """
 
     scores: Tensor
-    texts: TextOrder
+    sequences: TextOrder
     first: int
     count: int
     active: Tensor
@@ -109,7 +109,7 @@ class _Walk:
         valid = ~(logits.isnan().any(2) & forest.counts_in_block).any(1)
         return cls(
             scores=forest.scores,
-            texts=forest.texts,
+            sequences=forest.sequences,
             first=0,
             count=forest.num_before,
             active=~forest.scores.isneginf().all(1),
@@ -122,7 +122,7 @@ class _Walk:
     def layer_probs(self, logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
         """p_beam of the next layer [B, n V], and its logarithm before warping [B, n, V]."""
         here = logits[:, self.first : self.first + self.count]
-        p, joint = joint_distribution(self.scores, here, sampling, self.texts)
+        p, joint = joint_distribution(self.scores, here, sampling, self.sequences)
         self.valid &= torch.isfinite(p).all(-1) | ~self.active
         return p, joint
 
@@ -156,7 +156,7 @@ class _Walk:
         span = slice(layer * pairs.shape[1], (layer + 1) * pairs.shape[1])
         lives = accepted & passes.unsqueeze(1) & ~ended[:, span]
         self.scores = scores.double().masked_fill(~lives, -torch.inf)
-        self.texts = self.texts.after(pairs, joint.shape[2])
+        self.sequences = self.sequences.after(pairs, joint.shape[2])
         self.length = self.length + passes
         self.room = self.room - torch.where(passes, accepted.sum(1) - lives.sum(1), 0)
         self.active = passes & lives.any(1) & (self.room > 0)
@@ -192,11 +192,11 @@ class _Extras:
     def fill(
         self, walk: _Walk, ends: Tensor, p: Tensor, residual: Tensor, joint: Tensor, needed: Tensor, extras: Tensor
     ) -> None:
-        """Fill the layer of rows that end in it [B]: the likeliest pairs, or one draw from the residual and the rest from p."""
+        """Fill the layer of rows that end in it [B]: the most probable pairs, or a draw from the residual, then from p."""
         flat = joint.flatten(1)
         if self.top:
             size = min(self.room, flat.shape[1])
-            pairs = torch.nn.functional.pad(walk.texts.largest(joint, size), (0, self.room - size))
+            pairs = torch.nn.functional.pad(walk.sequences.largest(joint, size), (0, self.room - size))
             needed = (~flat.isneginf()).sum(1).clamp(max=self.room)
         else:
             uniforms = extras[:, : self.room]

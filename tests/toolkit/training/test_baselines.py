@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from toolkit.acceptance.calibration.scores import CalibrationScores
-from toolkit.training.baselines import RIDGE, comparison, complaint, fit_probe, yardsticks
+from toolkit.training.baselines import RIDGE, comparison, complaint, fit_probe, references
 from toolkit.training.examples import Positions
 
 
@@ -55,7 +55,7 @@ def test_each_output_has_a_probe_and_the_first_a_confidence(positions):
     labels = torch.stack([positions.labels, positions.hidden[:, 3].sigmoid()], 1)
     labels[::3, 1] = torch.nan
     batches = in_batches(positions._replace(labels=labels))
-    scores = yardsticks(batches, batches, ("_accepted", "_following"))
+    scores = references(batches, batches, ("_accepted", "_following"))
     assert set(scores) == {
         f"{who}/{score}{output}"
         for who, output in (("probe", "_accepted"), ("probe", "_following"), ("confidence", "_accepted"))
