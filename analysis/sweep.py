@@ -244,6 +244,7 @@ class Work:
         """Write tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
         if not self.replayed or PLAIN not in self.done:
             return
+        recording = self.recording
         best: dict[str, tuple[float, Setting]] = {}
         for setting in self.replayed:
             if setting.name in self.done and setting.method != UPPER_BOUND:
@@ -251,7 +252,7 @@ class Work:
                 scored = (metrics.throughput(counts, self.cfg.cost_ratio), setting)
                 best[setting.method] = max(best.get(setting.method, scored), scored, key=lambda entry: entry[0])
         ordered = sorted(best.values(), key=lambda entry: -entry[0])
-        views = [self.recording.tokens(setting, SHOWN_TEXTS) for _, setting in ordered]
+        views = [recording.tokens(setting, SHOWN_TEXTS) for _, setting in ordered]
         write_json(self.folder / "tokens.json", [view for view in views if view is not None])
 
     def check_failures(self) -> None:

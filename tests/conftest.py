@@ -29,7 +29,7 @@ CORE = (  # rules, sampling, the loop and its batches, policies, recording and r
     "test_tree_index",
     "test_beam",
     "test_trace",
-    "replay/",
+    "toolkit/trace/",
 )
 
 

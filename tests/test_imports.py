@@ -129,6 +129,13 @@ def test_what_analysis_shares_imports_no_command():
     assert {(a, b) for a, found in shared.items() for b in found if b in commands - folders} == set()
 
 
+def test_folders_of_analysis_import_one_way():
+    folders = {name: name.split(".")[1] for name in modules() if name.startswith("analysis.") and name.count(".") > 1}
+    arrows = {(a, b) for name, a in folders.items() for other in imports()[name] if (b := folders.get(other, a)) != a}
+    assert len(arrows) > 5
+    assert circles({folder: {b for a, b in arrows if a == folder} for folder in folders.values()}) == set()
+
+
 def test_no_function_is_longer_than_a_screen():
     functions = [
         (module, node)

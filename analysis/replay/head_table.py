@@ -71,7 +71,7 @@ def compare_heads(cfg: commands.Heads) -> Path:
         draft = instantiate(cfg.draft) if any(candidate.needs_draft for candidate in candidates) else None
         base, curve = _fixed(dev, test, cfg.cost_ratio)
         best = curve[curve.chosen].iloc[0][["setting", "dev_throughput"]]
-        lines = [{"head": FIXED, **best, **_worth(base, base, cfg.cost_ratio, bootstrap)}]
+        lines = [{"head": FIXED, **best, **worth(base, base, cfg.cost_ratio, bootstrap)}]
         curves = [curve]
         for candidate in candidates:
             line, curve = _study(candidate, draft, dev, test, base, cfg, bootstrap)
@@ -139,7 +139,7 @@ def _study(
     line = {
         "head": candidate.name, **candidate.settings, "setting": f"h={thresholds[best]:g}", "dev_throughput": on_dev[best],
         **head_scores(scored[id(test.trace)], test.chosen, candidate.head, bootstrap),
-        **_worth(mine[best], base, cost_ratio, bootstrap),
+        **worth(mine[best], base, cost_ratio, bootstrap),
     }  # fmt: skip
     curve = _curve(candidate.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
     trained = {name: candidate.settings[name] for name in ("depth", "w_rej")}
@@ -158,7 +158,7 @@ def _curve(name: str, settings: Sequence[str], counts: Array, on_dev: Array, cos
     )  # fmt: skip
 
 
-def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
+def worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
     """Rates of counts [texts, counts] with intervals over texts; `gain` over the best fixed K's, paired."""
 
     def rates(totals: Array) -> dict[str, Array]:

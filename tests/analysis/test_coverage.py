@@ -15,7 +15,7 @@ from analysis.loads.choosing import _speedups
 from analysis.multi_draft.acceptance_table import SHAPE, acceptance_table, block_efficiency_table
 from analysis.quality import Metric
 from analysis.replay.drafts import figures as draft_figures
-from analysis.replay.head_table import _worth
+from analysis.replay.head_table import worth
 from analysis.reporting.method_table import measured_figures, table_of
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import PLAIN, Setting
@@ -175,8 +175,8 @@ def of_positions(rng, n, bootstrap):
 
 def of_heads(rng, n, bootstrap):
     both = three_methods(rng, n)
-    worth = _worth(both[:, 1], both[:, 0], 0.2, bootstrap)
-    return named(worth, "throughput", "gain", "discard_rate", "verification_rate")
+    figures = worth(both[:, 1], both[:, 0], 0.2, bootstrap)
+    return named(figures, "throughput", "gain", "discard_rate", "verification_rate")
 
 
 def of_drafts(rng, n, bootstrap):

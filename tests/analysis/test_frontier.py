@@ -328,7 +328,7 @@ def replayed(tmp_path_factory, uneven):
 
 def test_a_sweep_scores_the_upper_bound_on_its_own_recording(uneven):
     rows = read_table(uneven["test"], "rows")
-    trace = join([Trace.load(path) for path in sorted((uneven["test"] / "settings").glob("trace-*"))])
+    trace = join([Trace.load(path) for path in sorted((uneven["test"] / "settings").glob("traces-*"))])
     for price in PRICES:
         mine = rows[(rows.method == "upper_bound") & (rows.setting == f"price={price}")]
         assert mine[list(COUNTS)].sum().to_dict() == vars(upper_bound.at_price(trace, price).total)

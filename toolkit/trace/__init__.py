@@ -1,4 +1,4 @@
-"""Recordings that any stopping policy can be replayed on: one in memory (`trace`), folders of them, a step of one."""
+"""Recordings: made (`record`), kept (`store`), scored by heads (`score`) and replayed with any stopping policy (`replay`)."""
 
 from toolkit.trace.trace import Trace, join
 

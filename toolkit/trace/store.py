@@ -82,9 +82,11 @@ class Shard:
         else:
             on_record(stored is not None)
             trace = recorder.record_all(self.sequences, self.rows, batch_size, on_batch)
-        if stored is not None:
+        if stored is not None:  # its states stay, if it has any
             trace = replace(trace, estimates={**stored.estimates, **trace.estimates})
-        trace = replace(trace, hidden=trace.hidden if recorder.hidden else None, about={"job": self.job})
+        elif not recorder.hidden:
+            trace = replace(trace, hidden=None)
+        trace = replace(trace, about={"job": self.job})
         trace.save(self.path)
         return trace
 

@@ -65,8 +65,9 @@ def test_what_is_there_is_not_recorded_again(pair, sequences, heads, recorded, t
     assert sum(map(len, recorded)) == COUNT and len(list(tmp_path.glob("traces-*.safetensors"))) == 2
     same(first, Recorder(pair, GREEDY, MOST).record_all(sequences, range(COUNT)))
     recorded.clear()
-    both = store.trace(pair, GREEDY, sequences, MOST, heads)
+    both = Store(tmp_path, hidden=False).trace(pair, GREEDY, sequences, MOST, heads)
     same(first, both)
+    assert all(Trace.load(path).hidden is not None for path in tmp_path.glob("traces-*")), "states that are there stay"
     assert set(both.estimates) == set(map(head_hash, heads)) and both.hidden is None
     assert torch.equal(both.estimates[head_hash(heads[0])], first.estimates[head_hash(heads[0])])
     assert recorded == [], "a further head is scored on the states"
