@@ -76,13 +76,6 @@ class LookupRate(StoppingPolicy):
         tokens, cost = self.initial_rate * self.memory * ones, self.memory * ones
         return {"gain": torch.zeros_like(ones), "tokens": tokens, "cost": cost}
 
-    def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        """Whether any copy could pay, were all of its tokens certain: else nothing is looked up."""
-        assert self.prices is not None, "bind the policy to a pair first"
-        prices = floats_on(live.device, self.prices.columns).cumsum(0)
-        depths = floats_on(live.device, [float(depth) for depth in range(1, self.deepest + 1)])
-        return state, live & (depths > (state["tokens"] / state["cost"]).unsqueeze(1) * prices).any(1)
-
     def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
         count = min(match.length.shape[1], self.deepest)
         depths = floats_on(available.device, [float(depth) for depth in range(1, count + 1)])

@@ -92,10 +92,9 @@ class CopyProposer(TextProposer):
         starts  whether the row may copy at all [B] bool
         """
         device = starts.device
-        wanted = [True] * len(sequences) if device.type == "cuda" else starts.tolist()  # known there without waiting
         copies = [
-            self.lookup(text, most, end_ids) if most > 0 and is_wanted else NOTHING
-            for text, most, is_wanted in zip(sequences, room, wanted, strict=True)
+            self.lookup(text, most, end_ids) if most > 0 else NOTHING
+            for text, most in zip(sequences, room, strict=True)
         ]
         longest = max(len(copy.tokens) for copy in copies)
         tokens = tensor_on(device, [copy.tokens + [0] * (longest - len(copy.tokens)) for copy in copies])
