@@ -48,7 +48,7 @@ def fit_copies(cfg: commands.Heads) -> Path:
         estimator.save(stage.folder / FILE)
         save_table(scores(estimator, *parts[0], *parts[1]), stage.folder, "scores")
         stage.finish(
-            sequences=[len(fitted), len(held_out)],
+            texts=[len(fitted), len(held_out)],
             tokens=[sum(len(produced) for _, produced in part) for part in (fitted, held_out)],
             copied_tokens=[len(labels) for _, labels in parts],
             seconds=perf_counter() - started,

@@ -240,7 +240,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
         if name == "throughput":
             columns["best K"] = table["best K"]
         for column in (name, f"{name} gain"):
-            ends = zip(table[column], table[f"{column}_low"], table[f"{column}_high"], table.sequences, strict=True)
+            ends = zip(table[column], table[f"{column}_low"], table[f"{column}_high"], table.texts, strict=True)
             columns[column] = [with_interval(*numbers) for numbers in ends]
         columns.loc[table.draft == table.draft.iloc[0], f"{name} gain"] = ""
     return columns

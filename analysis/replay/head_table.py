@@ -82,8 +82,8 @@ def compare_heads(cfg: commands.Heads) -> Path:
         save_table(pd.concat(curves, ignore_index=True), stage.folder, "thresholds")
     table = read_table(stage.folder, "heads")
     title = (
-        f"{table.sequences.iloc[0]} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} "
-        f"tokens a round (pre-read heads: {PREREAD_SHORTEST}), {spread_name(table.sequences.iloc[0], cfg.confidence)}"
+        f"{table.texts.iloc[0]} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} "
+        f"tokens a round (pre-read heads: {PREREAD_SHORTEST}), {spread_name(table.texts.iloc[0], cfg.confidence)}"
     )
     figure = plots.pareto(read_table(stage.folder, "thresholds"), stage.folder / "pareto.png", "heads, replayed")
     results = readable(table)

@@ -60,7 +60,7 @@ def solve_prices(cfg: commands.Timing) -> Path:
     title, rounded = f"{candidate.name} on {trace.num_texts} texts of {folder.name}", table.round(4)
     show(rounded, title, stage.folder / "prices.csv", ("c", "lambda", "override"))
     write_text(stage.folder / "prices.md", f"# Prices\n\n{title}\n\n{markdown(rounded)}\n")
-    return stage.finish(sequences=trace.num_texts)
+    return stage.finish(texts=trace.num_texts)
 
 
 def _override(head: Any, cost_ratio: float, price: float) -> str:

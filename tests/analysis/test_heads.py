@@ -159,7 +159,7 @@ def test_thresholds_from_other_traces(tiny_overrides, elsewhere, recorded, folde
     words = [f"dev={elsewhere}", f"paths.output_dir={tmp_path}/o"]
     out = heads.run(options(tiny_overrides, recorded["states"], [folders["linear"]], *words))
     table, curves = read_table(out, "heads"), read_table(out, "thresholds")
-    assert (table.sequences == 40).all()
+    assert (table.texts == 40).all()
     mine = curves[curves.method == table["head"].iloc[1]]  # fixed lengths have a curve, too
     assert table.setting.iloc[1] == mine.setting[mine.dev_throughput.idxmax()]
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from analysis import sweep
 from analysis.figures import plots
-from analysis.tables import context
+from analysis.tables import sweep_context
 from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS, FACTS, SETTING, labels
 from tests.analysis.table_sweeps import IdPrompts, sweep_config
@@ -26,8 +26,8 @@ def decoded(monkeypatch):
     """Names of the methods that were decoded; figures, which take longer here, are not drawn."""
     monkeypatch.setattr(plots, "pareto", lambda settings, path, title: path)
     names = []
-    decode = context.decode
-    monkeypatch.setattr(context, "decode", lambda pair, prompts, method, *a, **k: (
+    decode = sweep_context.decode
+    monkeypatch.setattr(sweep_context, "decode", lambda pair, prompts, method, *a, **k: (
         names.append(method.name), decode(pair, prompts, method, *a, **k))[1])  # fmt: skip
     return names
 
@@ -115,7 +115,7 @@ def test_the_summary_names_no_part_that_there_is_not_and_no_seconds_of_replays(t
 
 def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatch, capsys):
     """Its run ends as failed and publishes no artifact; traces are uploaded by the run that finishes."""
-    decode, decoded = context.decode, []
+    decode, decoded = sweep_context.decode, []
 
     def fails_twice(pair, prompts, method, *args, **kwargs):
         decoded.append(method.name)
@@ -123,7 +123,7 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatc
             raise RuntimeError("out of memory\nand more")
         return decode(pair, prompts, method, *args, **kwargs)
 
-    monkeypatch.setattr(context, "decode", fails_twice)
+    monkeypatch.setattr(sweep_context, "decode", fails_twice)
     wanted = sweep_config(tmp_path, grid={"tail": {}, **SMALL}, track=True, artifacts=True)
     with pytest.raises(InputError, match=r"^1 of 3 settings failed \(tail: RuntimeError: out of memory\)[^\n]*$"):
         sweep.run(wanted)
@@ -146,7 +146,7 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatc
 
 
 def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, decoded):
-    counting, calls = context.decode, []
+    counting, calls = sweep_context.decode, []
 
     def interrupts(*args, **kwargs):
         calls.append(1)
@@ -154,7 +154,7 @@ def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, de
             raise KeyboardInterrupt
         return counting(*args, **kwargs)
 
-    monkeypatch.setattr(context, "decode", interrupts)
+    monkeypatch.setattr(sweep_context, "decode", interrupts)
     with pytest.raises(KeyboardInterrupt):
         sweep.run(sweep_config(tmp_path, grid=SMALL))
     sweep.run(sweep_config(tmp_path, grid=SMALL))
@@ -226,7 +226,7 @@ def test_ranks_share_the_settings_and_the_last_one_joins(tmp_path, decoded, sour
 def test_a_rank_with_a_failing_setting_says_so_and_another_try_ends_it(tmp_path, decoded, monkeypatch):
     config = {"grid": SMALL, "world_size": 2}
     with monkeypatch.context() as patch:
-        patch.setattr(context, "decode", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("power cut")))
+        patch.setattr(sweep_context, "decode", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("power cut")))
         with pytest.raises(InputError, match="every setting failed.*power cut"):
             sweep.run(sweep_config(tmp_path, rank=0, **config))
     sweep.run(sweep_config(tmp_path, rank=0, **config))

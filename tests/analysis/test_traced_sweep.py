@@ -4,7 +4,7 @@ import pytest
 
 from analysis import sweep
 from analysis.sweep import agreement, agreement_of
-from analysis.tables import context
+from analysis.tables import sweep_context
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS, SOURCES, load_rows
@@ -50,8 +50,8 @@ def test_stop_strings_and_a_repetition_penalty_are_recorded(tmp_path, capsys):
 
 def test_only_what_cannot_be_replayed_is_decoded_and_the_trace_is_kept(tmp_path, monkeypatch):
     decoded = []
-    decode = context.decode
-    monkeypatch.setattr(context, "decode", lambda pair, prompts, method, *a, **k: (
+    decode = sweep_context.decode
+    monkeypatch.setattr(sweep_context, "decode", lambda pair, prompts, method, *a, **k: (
         decoded.append(method.name), decode(pair, prompts, method, *a, **k))[1])  # fmt: skip
     folder = sweep.run(sweep_config(tmp_path, grid=GRID, source="traces"))
     assert decoded == ["autoregressive", "block"]

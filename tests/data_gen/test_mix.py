@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from data_gen import mix, sequences
+from data_gen import mix, texts
 from data_gen.mix import STREAM, as_text, mix_batch
 from data_gen.texts import read_responses
 from toolkit import ModelPair
@@ -160,7 +160,7 @@ def test_the_manifest_and_the_summary_say_what_was_mixed_with_what(tiny_override
         assert (said["sampling"]["temperature"], said["sampling"]["top_k"]) == (drawn["temperature"], drawn["top_k"])
     assert {key: manifest[key] for key in summary} == summary
     pair = ModelPair.from_pretrained(tiny_pair / "target", tiny_pair / "draft")
-    for key, value in sequences.fingerprints(pair, read_responses(tiny_responses)).items():
+    for key, value in texts.fingerprints(pair, read_responses(tiny_responses)).items():
         assert summary[key] == json.loads(json.dumps(value))
 
 

@@ -261,7 +261,7 @@ def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tenso
 
 
 def tally(
-    sequences: int,
+    num_texts: int,
     width: int,
     groups: int,
     group: Tensor,
@@ -273,7 +273,7 @@ def tally(
 ) -> list[Replayed]:
     """The totals of `groups` policies from all their rounds, one entry each: whose, of which text, and its counts.
 
-    texts  T;  width  M + 1
+    num_texts  T;  width  M + 1
     """
     columns = {
         "num_drafted": drafted,
@@ -288,10 +288,10 @@ def tally(
         return torch.bincount(group * size + keys, weights, minlength=groups * size).view(groups, size).long()
 
     def by_text(lengths: Tensor) -> Tensor:
-        return summed(text * width + lengths, sequences * width).view(groups, sequences, width)
+        return summed(text * width + lengths, num_texts * width).view(groups, num_texts, width)
 
-    counts = {name: summed(text, sequences, values) for name, values in columns.items()}
-    by_source = {name: summed(text, sequences, values) for name, values in sources_of(drafted, calls).items()}
+    counts = {name: summed(text, num_texts, values) for name, values in columns.items()}
+    by_source = {name: summed(text, num_texts, values) for name, values in sources_of(drafted, calls).items()}
     histogram, drafts, reached_lengths = (by_text(n) for n in (accepted, drafted, torch.minimum(drafted, produced)))
     lengths, passed, reached = drafts.sum(1), _from(histogram.sum(1)), _from(reached_lengths.sum(1))
     return [

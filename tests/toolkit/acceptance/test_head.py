@@ -182,7 +182,7 @@ def test_heads_come_from_and_go_to_the_hub(tmp_path, monkeypatch):
     sent = {}
 
     def upload(self, *, repo_id, folder_path, **options):
-        sent[repo_id] = {path.name: path.read_bytes() for path in folder_path.iterdir()}
+        sent[repo_id] = {name: (folder_path / name).read_bytes() for name in files_of(folder_path)}
         return "address"
 
     def download(name, *, allow_patterns, **options):

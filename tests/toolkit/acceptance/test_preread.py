@@ -46,7 +46,9 @@ def trained(tiny_overrides, recorded, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(tiny_pair):
-    return ModelPair.from_pretrained(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
+    pair = ModelPair.from_pretrained(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
+    pair.costs = "assumed"  # as in replays
+    return pair
 
 
 def test_features_are_scaled_and_say_what_was_drawn(pair):

@@ -214,7 +214,7 @@ def run_survival(lag: int, threshold: float, scores: list[float]) -> tuple[int, 
     model = hidden_pair()
     session = open_session(model, 1, 32)
     context = DraftContext(
-        texts=[[0]], vocab_size=3, sessions=[session],
+        sequences=[[0]], vocab_size=3, sessions=[session],
         unread=lambda draft: (torch.tensor([[0]]), [1]), limits=torch.tensor([20]), room=[20],
         uniforms=torch.rand(1, 20, generator=torch.Generator().manual_seed(0)), sampling=Sampling(),
         fit=lambda logits: logits, seen=None, end_ids=(),
