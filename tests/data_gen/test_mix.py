@@ -286,10 +286,10 @@ def test_empty_responses_and_other_targets_are_refused(
 ):
     cfg = config(tiny_overrides, tiny_responses, tmp_path / "a")
     with monkeypatch.context() as patch:
-        patch.setattr(sequences, "read_rows", lambda folder: iter([{"id": "x", "prompt_ids": [1], "token_ids": []}]))
+        patch.setattr(texts, "read_rows", lambda folder: iter([{"id": "x", "prompt_ids": [1], "token_ids": []}]))
         with pytest.raises(InputError, match="response x is empty"):
             mix.run(cfg)
-        patch.setattr(sequences, "read_rows", lambda folder: iter([]))
+        patch.setattr(texts, "read_rows", lambda folder: iter([]))
         with pytest.raises(InputError, match="expected responses"):
             mix.run(cfg)
     swapped = config(tiny_overrides, tiny_responses, tmp_path / "b", f"pair.target={tiny_pair}/draft")
