@@ -38,6 +38,7 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("method", "head"), [("specdec_pp", "train/head"), ("rate", "preread/head")])
 def test_heads_of_either_kind_decode(release: Path, method: str, head: str) -> None:
     pair = ModelPair.from_pretrained(target="pair/target", draft="pair/draft")
+    pair.costs = "assumed"  # as measured, these drafts may not pay
     results = generate(pair, ["the cat", "a dog"], method=method, head=head, max_new_tokens=12, temperature=0.9)
     assert all(0 < len(result.token_ids) <= 12 and result.counts.num_drafted > 0 for result in results)
 

@@ -220,7 +220,7 @@ def mine(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("from .policy import Mine\n")
     (package / "policy.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nfrom toolkit.config.notes import File\n"
-        "from toolkit.stopping import Fixed\n\n@dataclass(where_active=True)\nclass Mine(Fixed):\n"
+        "from toolkit.stopping import Fixed\n\n@dataclass(frozen=True)\nclass Mine(Fixed):\n"
         "    notes: Annotated[str | None, File()] = None\n\n    @property\n    def limit(self):\n"
         "        from mine import lengths\n        return lengths.K\n"
     )

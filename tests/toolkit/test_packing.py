@@ -87,6 +87,21 @@ def test_a_layer_is_stock_where_stock_is_faster(monkeypatch):
 
 
 @on_this_torch
+def test_models_that_share_a_layer_are_decoded_at_the_same_time():
+    """Whichever forward pass ends first: neither fails, and no layer keeps a packed weight."""
+    shared = nn.Linear(8, 8)
+    first, second = PackedLinears(nn.Sequential(shared), "on"), PackedLinears(nn.Sequential(shared), "on")
+    first.refresh()
+    with first:
+        second.refresh()  # another thread's, while the first is under way
+        assert len(second.products) == 1
+        second.__enter__()
+    assert "forward" not in vars(shared)
+    second.__exit__()
+    assert "forward" not in vars(shared)
+
+
+@on_this_torch
 def test_a_failing_forward_leaves_the_model_as_it_was():
     pair = ModelPair(target=tiny_model("llama"), end_ids=(), options=ON)
     session = engine_of(pair).open(1, 16).target

@@ -70,8 +70,8 @@ class PackedLinears:
             vars(product.module)["forward"] = product
 
     def __exit__(self, *_: object) -> None:
-        for product in self.products:
-            del vars(product.module)["forward"]
+        for product in self.products:  # another thread's model may have the same layer, and be done with it
+            vars(product.module).pop("forward", None)
 
 
 class _Product:
@@ -97,7 +97,7 @@ def packable(model: nn.Module, large: bool = True) -> list[nn.Linear]:
         module
         for module in model.modules()
         if type(module) is nn.Linear
-        and "forward" not in vars(module)  # somebody else's hook
+        and isinstance(vars(module).get("forward"), _Product | None)  # no hook of somebody else
         and type(module._parameters.get("weight")) is nn.Parameter
         and module.weight.device.type == "cpu"
         and _operators_work(module.weight.dtype)
