@@ -101,10 +101,10 @@ class RecordedPair:
         return keys
 
     def _weighed(self, setting: Setting, batch: int) -> dict[str, Any]:
-        """What a policy that weighs costs takes and does not name itself: cost table and batch size."""
+        """What a policy that weighs costs takes: table and batch size; nothing if the setting names a cost ratio."""
         policy: Any = self.context.methods[setting.name].policy
         filled: dict[str, Any] = {}
-        if getattr(policy, "costs", "") is None:
+        if getattr(policy, "costs", "") is None and "policy.cost_ratio" not in setting.parameters:
             assert self.costs is not None
             filled["costs"] = str(self.costs[1].resolve())
             if hasattr(policy, "batch_size"):

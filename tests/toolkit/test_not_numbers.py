@@ -158,7 +158,8 @@ class BrokenMatches:
         return self
 
     def prob(self, match, depth):
-        return torch.where(match.occurrences > 0, torch.nan if depth > 1 else 0.9, 0.0)
+        sound = torch.where(torch.as_tensor(depth) > 1, torch.nan, 0.9)
+        return torch.where(match.occurrences > 0, sound, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Rate(Thresholded):
         With a table also the prompt's drafted tokens that were verified, and the accepted ones.
         """
         ones = torch.ones(num_rows, dtype=torch.float32, device=device)
-        counts = {} if self.prices is None else {name: torch.zeros_like(ones) for name in ("judged", "accepted")}
+        counts = {} if self.prices is None else {name: torch.zeros_like(ones) for name in ("verified", "accepted")}
         if self.rate is not None:
             return {"survival": ones, **counts}
         tokens, cost = (torch.full_like(ones, value) for value in (self.initial_rate * self.memory, self.memory))
@@ -103,7 +103,7 @@ class Rate(Thresholded):
 
     def _acceptance(self, state: State) -> Tensor:
         """The posterior mean of the acceptance of the prompt's drafted tokens [B]."""
-        return (state["accepted"] + self.evidence * self.acceptance) / (state["judged"] + self.evidence)
+        return (state["accepted"] + self.evidence * self.acceptance) / (state["verified"] + self.evidence)
 
     def _pays(self, prices: Prices, following: Tensor, state: State, depth: int) -> Tensor:
         rate = (
@@ -129,8 +129,8 @@ class Rate(Thresholded):
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         fresh = {"survival": torch.ones_like(state["survival"])}
         if self.prices is not None:
-            judged = torch.minimum(verdict.length + 1, proposal.num_drafted)
-            fresh |= {"judged": state["judged"] + judged, "accepted": state["accepted"] + verdict.length}
+            verified = torch.minimum(verdict.length + 1, proposal.num_drafted)
+            fresh |= {"verified": state["verified"] + verified, "accepted": state["accepted"] + verdict.length}
         if self.rate is not None:
             return fresh
         cost = proposal.num_calls * self.cost_ratio + 1

@@ -150,7 +150,7 @@ def test_rate_with_a_table_begins_plainly_where_no_number_of_tokens_pays():
     state = policy.init(1, CPU)
     assert bool(policy.begin(live, state)[1])  # nine tokens are read as fast as two
     state = rounds(policy, state, 4, 0, 12)
-    assert float(state["judged"]) == 12 and float(state["accepted"]) == 0
+    assert float(state["verified"]) == 12 and float(state["accepted"]) == 0
     assert float(state["cost"]) == pytest.approx(20 + 12 * (0.112 + 4 * 0.012) / 0.060, rel=1e-5)
     assert not bool(policy.begin(live, state)[1])
     for steep in (Rate, BestSource):
