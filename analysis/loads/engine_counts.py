@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -163,7 +163,7 @@ def _counts(line: str) -> dict[str, Any] | None:
     return counts if isinstance(counts, dict) else None
 
 
-def _whole(values: Any) -> bool:
+def _whole(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
