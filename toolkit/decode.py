@@ -1,10 +1,15 @@
 """python -m toolkit.decode method=NAME: decode prompts with one method.
 
-Writes generations.jsonl (one line per prompt: tokens, their texts, counts, rounds), summary.json, and prints a table. With
-export=true, also of a folder that is finished:
+Writes generations.jsonl (one line per prompt: tokens, their texts, counts, rounds), summary.json, and prints a table. Lines of
+chains have `metrics.speculative_decoding`, too, as vLLM's answers do: `analysis.advise responses=generations.jsonl` reads them.
+With export=true, also of a folder that is finished:
 
+    acceptance.csv     of chains, as cards of drafts print it: a line per category of the prompts (subset) and one of all,
+                       acceptance_length (tokens of a round that drafts, the extra one included), pos_0, pos_1, ... (the
+                       share of these rounds that accepted so far)
     spec_bench.jsonl   Spec-Bench's answers (evaluation/speed.py of hemingkx/Spec-Bench reads them): one line per prompt with
-                       new_tokens, wall_time, decoding_steps and accept_lengths (tokens a step adds, the extra one included)
+                       its id and category, new_tokens, wall_time, decoding_steps and accept_lengths (tokens a step adds, the
+                       extra one included)
     specdec_pp.json    SpecDec++'s list: times, num_mismatched_tokens, num_LM_call, generated_length
     samples.jsonl      one line per prompt: counts, seconds, finish reason
     aggregate.json     every rate with numerator, denominator and definition
@@ -22,6 +27,8 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 import atexit
 import copy
+import csv
+import io
 import json
 import shutil
 from dataclasses import asdict
@@ -33,10 +40,11 @@ from typing import Any
 
 from toolkit.config import commands, instantiate, plain
 from toolkit.costs.kept import costs_here, with_costs
-from toolkit.decoding import decode
+from toolkit.decoding import ChainProposer, decode
+from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
-from toolkit.metrics import scalars, source_shares, summarize, total
+from toolkit.metrics import request_counts, scalars, source_shares, summarize, total
 from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import Stage, check_some_done, finished_stage, open_stage, prompt_files
 from toolkit.runs.token_bar import TokenBar
@@ -95,7 +103,8 @@ def _with_costs(cfg: commands.Decode, pair: ModelPair) -> commands.Decode:
 def _decoded(cfg: commands.Decode, pair: ModelPair | None) -> Stage:
     """Decode the prompts and write the results, unless the stage is finished."""
     method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), pair or instantiate(cfg.pair)
-    method.bind(pair)  # before anything is written
+    bound = method.bind(pair)  # before anything is written
+    chains = isinstance(bound.proposer, ChainProposer | CopyProposer) and bound.beams is None and bound.limit > 0
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     if not stage.finished:
@@ -114,6 +123,13 @@ def _decoded(cfg: commands.Decode, pair: ModelPair | None) -> Stage:
                 "rounds": [asdict(r) for r in generation.rounds],
                 "prompt": str(prompt.content),
                 "pieces": _pieces(pair, generation),
+                "question_id": str(prompt.extra.get("question_id") or prompt.id),
+                "category": str(prompt.extra.get("category") or ""),
+                "metrics": {
+                    "speculative_decoding": request_counts(generation.rounds, bound.limit)
+                    if chains and generation.error is None
+                    else None
+                },
             }
             for prompt, generation in zip(prompts, generations, strict=True)
         ]
@@ -146,20 +162,48 @@ def _export(stage: Stage, category: str, model_id: str) -> None:
     write_text(stage.folder / "samples.jsonl", "".join(json.dumps(sample) + "\n" for sample in samples))
     write_json(stage.folder / "specdec_pp.json", theirs)
     write_json(stage.folder / "aggregate.json", _aggregate(samples, len(lines) - len(good)))
+    categories = [str(line.get("category") or category) for line in good]
+    counted = [(line.get("metrics") or {}).get("speculative_decoding") for line in good]
+    table = _acceptance([(name, counts) for name, counts in zip(categories, counted, strict=True) if counts])
+    if table:
+        write_text(stage.folder / "acceptance.csv", table)
     if not timed:
         print("no spec_bench.jsonl: it needs batch_size=1, seconds of a batch are not those of a prompt")
         return
     stamp = datetime.fromisoformat(stage.manifest["time"]).timestamp()
-    answers = []
-    for number, line in enumerate(good):
+    answers, ids = [], [str(line.get("question_id", line["id"])) for line in good]
+    question_ids: list[int] | list[str] = [int(id_) for id_ in ids] if all(map(str.isdecimal, ids)) else ids
+    for question_id, own, line in zip(question_ids, categories, good, strict=True):
         rounds, counts = line["rounds"], line["counts"]
         choice = {"index": 0, "turns": [line["text"]], "decoding_steps": [len(rounds)]}
         choice |= {"new_tokens": [counts["num_generated"]]}
         choice |= {"wall_time": [sum(r["draft_seconds"] + r["target_seconds"] for r in rounds)]}
         choice |= {"accept_lengths": [r["num_produced"] for r in rounds]}
-        answer = {"question_id": number, "category": category, "answer_id": line["id"], "model_id": model_id}
+        answer = {"question_id": question_id, "category": own, "answer_id": line["id"], "model_id": model_id}
         answers.append({**answer, "choices": [choice], "tstamp": stamp})
     write_text(stage.folder / "spec_bench.jsonl", "".join(json.dumps(answer) + "\n" for answer in answers))
+
+
+def _acceptance(counted: list[tuple[str, dict[str, Any]]]) -> str | None:
+    """The table of acceptance, from each text's category and counts; None without a round that drafted."""
+    histograms: dict[str, list[list[int]]] = {}
+    for name, counts in counted:
+        histograms.setdefault(name, []).append(counts["acceptance_histogram"])
+    subsets = list(histograms.items())
+    if len(subsets) > 1:
+        subsets.append(("all", [rounds for _, texts in subsets for rounds in texts]))
+    lines = []
+    for name, texts in subsets:
+        rounds = [sum(column) for column in zip(*texts, strict=True)]
+        if sum(rounds):
+            shares = [sum(rounds[n:]) / sum(rounds) for n in range(1, len(rounds))]
+            lines.append([name, *(f"{value:.4f}" for value in (1 + sum(shares), *shares))])
+    if not lines:
+        return None
+    text = io.StringIO()
+    header = ["subset", "acceptance_length", *(f"pos_{n}" for n in range(len(lines[0]) - 2))]
+    csv.writer(text, lineterminator="\n").writerows([header, *lines])
+    return text.getvalue()
 
 
 def _aggregate(samples: list[dict[str, Any]], failed: int) -> dict[str, Any]:

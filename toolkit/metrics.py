@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.types import Counts, Generation
+from toolkit.types import Counts, Generation, Round
 
 Amount = TypeVar("Amount", float, NDArray[np.float64])  # a number, or an array of them
 
@@ -90,4 +90,25 @@ def summarize(generations: Sequence[Generation]) -> dict[str, Any]:
         "throughput_c0.2": throughput(counts, 0.2),
         **source_shares(generations),
         "accepted_lengths": {str(k): lengths[k] for k in sorted(lengths)},
+    }
+
+
+def request_counts(rounds: Sequence[Round], longest: int) -> dict[str, Any]:
+    """The counts of one text as vLLM 0.33.0 answers them under `--per-request-spec-decode-metrics detailed`.
+
+    rounds   of chains; those that drafted nothing are left out, as there. Accepted tokens beyond the text's end count, as there
+    longest  K, the most tokens of a round
+    """
+    drafted = [r.num_drafted for r in rounds if r.num_drafted]
+    accepted = [r.num_accepted for r in rounds if r.num_drafted]
+    return {
+        "mean_acceptance_length": 1 + sum(accepted) / max(len(accepted), 1),
+        "draft_acceptance_rate": sum(accepted) / max(sum(drafted), 1),
+        "acceptance_histogram": [accepted.count(n) for n in range(longest + 1)],
+        "num_spec_steps": len(accepted),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": longest,
+        "per_step_accepted": accepted,
+        "per_step_drafted": drafted,
     }

@@ -8,8 +8,9 @@ policies only replays. A target alone (pair.draft=null) is advised on prompt loo
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over autoregressive decoding
     advice.md   the sentences and the table
     advice.png  speed-up over batch size (also pdf and svg)
+    schedule    the best fixed draft length by batch size and context, of the exported draft: from one recording, no intervals
     costs-N.json  the cost table of draft N; of a target alone costs-0.json
-    exports/    files for transformers, vLLM, SGLang, llama.cpp and this package
+    exports/    files for transformers, vLLM, SGLang, TensorRT-LLM, llama.cpp and this package
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import pandas as pd
 from analysis.figures.plots import speedups
 from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences, speed
 from analysis.loads.costs import costs_of, costs_of_files
-from analysis.loads.exports import next_line, write_exports
+from analysis.loads.exports import next_line, write_exports, zero_note
+from analysis.loads.rates import by_context, survival
 from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
 from analysis.tables.bootstrap import Bootstrap, spread_name
 from analysis.tables.files import markdown, save_table, show
@@ -159,6 +161,34 @@ def drafts_of(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[st
     return sources, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
 
 
+def _export(
+    folder: Path,
+    table: pd.DataFrame,
+    name: str,
+    source: str | None,
+    recorded: RecordedPair,
+    overrides: list[str],
+) -> tuple[str | None, pd.DataFrame | None]:
+    """Write the files for engines, and the table `schedule`; returns what to say of K = 0, and that table.
+
+    name, source  of the draft that they are for; None: no draft model, which has neither
+    """
+    greedy = best_lengths(table, name, greedy=True) if table.greedy.any() else None
+    lengths = best_lengths(table, name, greedy=False, method=FIXED if source else LOOKUP)
+    if source is None:
+        write_exports(folder / "exports", None, lengths, greedy, overrides)
+        return None, None
+    schedule = lengths if greedy is None else greedy
+    alive = survival(recorded, greedy is not None, max(schedule.values()))
+    write_exports(folder / "exports", source, lengths, greedy, overrides, alive.tolist())
+    contexts, longest = None, survival(recorded, False)
+    if len(longest):
+        assert recorded.costs is not None
+        contexts = by_context(recorded.costs[0], sorted(lengths), longest)
+        save_table(contexts, folder, "schedule")
+    return zero_note(schedule), contexts
+
+
 def _publish(
     cfg: commands.Advise,
     folder: Path,
@@ -190,10 +220,10 @@ def _publish(
     recorded = by_name[answer.draft]
     setting = next(s for s in recorded.settings if (s.method, s.label) == (answer.method, answer.setting))
     overrides = [override(name, value) for name, value in recorded.overrides(setting, smallest).items()]
-    greedy = best_lengths(table, exported, greedy=True) if table.greedy.any() else None
-    lengths = best_lengths(table, exported, greedy=False, method=FIXED if source_of[exported] else LOOKUP)
-    write_exports(folder / "exports", source_of[exported], lengths, greedy, overrides)
+    note, contexts = _export(folder, table, exported, source_of[exported], by_name[exported], overrides)
     text = [f"# Advice ({cost_note})", *(f"- {visible(line)}" for line in lines), markdown(readable(table))]
+    if contexts is not None:
+        text += [f"Fixed lengths of {visible(exported)} by context, without intervals:", markdown(contexts)]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
     title = (
         f"batch size {', '.join(map(str, table.batch.unique()))}; {cost_note}; settings of dev prompts, numbers of test "
@@ -201,9 +231,11 @@ def _publish(
     )
     show(readable(table), title, folder / "advice.md", ("batch", "method", "times plain", "note", "tokens/s"))
     print(visible("\n" + "\n".join(lines)))
-    alone = f"vllm.json by batch size, the others for batch size {smallest}"
+    alone = f"vllm, tensorrt_llm and sglang_adaptive by batch size, the others for batch size {smallest}"
     if (table.method == FIXED).any():
         print(f"files for serving engines: {folder / 'exports'} ({alone})")
+    if note is not None:
+        print(note)
     if answer.method != PLAIN:
         print(next_line(cfg, overrides, source_of[answer.draft], smallest))
     if not sources:  # the command that makes a draft of the target, and how long it takes at its speed

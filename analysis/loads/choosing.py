@@ -127,8 +127,13 @@ def best_lengths(table: pd.DataFrame, draft: str, greedy: bool, method: str = FI
     for batch, part in table[table.draft == draft].groupby("batch", sort=True):
         lines = part[(part.method == method) & (part.greedy == greedy)]
         pays = len(lines) and lines.dev_speedup_low.iloc[0] > 1
-        lengths[int(str(batch))] = int(lines.setting.iloc[0].split("K=")[1].split()[0]) if pays else 0
+        lengths[int(str(batch))] = fixed_length(lines.setting.iloc[0]) if pays else 0
     return lengths
+
+
+def fixed_length(label: str) -> int:
+    """K of a fixed length's label, "K=4 ..."."""
+    return int(label.split("K=")[1].split()[0])
 
 
 def _name(line: pd.Series) -> str:

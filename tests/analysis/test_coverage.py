@@ -21,6 +21,7 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import PLAIN, Setting
 from analysis.tables.rows import COUNTS, acceptance_positions
 from analysis.tables.standing import standing
+from tests.analysis.loads.test_observed import of_histograms
 
 REPETITIONS, AT_ONCE, LEAST = 2000, 20, 0.92
 QUICK = Bootstrap(300)
@@ -155,14 +156,14 @@ def histograms(rng, n, most=4):
 
 
 def of_lengths(rng, n, bootstrap):
-    table = observed.by_length(histograms(rng, n), 0.1, bootstrap)
+    table = observed.by_length(of_histograms(histograms(rng, n)), 0.1, bootstrap)
     return named(table.iloc[3], "tokens_per_round", "throughput")
 
 
 def of_positions(rng, n, bootstrap):
     """The first position is reached in every round, the third in fewer, all rounds drafting four tokens."""
     counted = histograms(rng, n)
-    served = observed.by_position(counted, bootstrap)
+    served = observed.by_position(of_histograms(counted), bootstrap)
     rows = pd.DataFrame({"accepted_lengths": list(counted)})
     rows["drafted_lengths"] = [[0, 0, 0, 0, sum(line)] for line in counted]
     rows["reached_lengths"] = [[0, *line[:3], sum(line[3:])] for line in counted]

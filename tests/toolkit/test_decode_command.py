@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import numpy as np
@@ -93,6 +94,34 @@ def test_spec_bench_reads_it(exported):
         assert len(lengths) == sum(line["counts"]["num_target_calls"] for line in lines_of(ours))
     first = json.loads((ours / "spec_bench.jsonl").read_text().splitlines()[0])
     assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"} == set(first)
+
+
+def test_exports_carry_each_prompts_id_and_category(tmp_path):
+    """Of a prompts file with both; acceptance.csv is counted again from the rounds, by category and of all."""
+    questions = ["Q: 2 + 3 =", "Q: 10 - 4 =", "Q: 7 + 8 =", "Q: 9 - 1 ="]
+    rows = [
+        {"id": 80 + n, "prompt": text, **({"category": "sums" if "+" in text else "rest, all"} if n < 3 else {})}
+        for n, text in enumerate(questions)
+    ]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = [f"prompts.path={tmp_path}/p.jsonl", "method=speculative", "batch_size=1", "sampling.max_new_tokens=16"]
+    options += [f"paths.root_dir={tmp_path}", "export=true", "category=other"]
+    folder = decode.run(config.compose("decode", options))
+    answers = [json.loads(line) for line in (folder / "spec_bench.jsonl").read_text().splitlines()]
+    assert [(line["question_id"], line["category"]) for line in answers] == [
+        (80, "sums"), (81, "rest, all"), (82, "sums"), (83, "other")
+    ]  # fmt: skip
+    with (folder / "acceptance.csv").open() as file:
+        table = {
+            line.pop("subset"): {name: float(value) for name, value in line.items()} for line in csv.DictReader(file)
+        }
+    lines = lines_of(folder)
+    for name, numbers in {"sums": (0, 2), "rest, all": (1,), "other": (3,), "all": range(4)}.items():
+        accepted = [r["num_accepted"] for n in numbers for r in lines[n]["rounds"] if r["num_drafted"]]
+        assert table[name]["acceptance_length"] == pytest.approx(1 + np.mean(accepted), abs=1e-4)
+        for at in range(len(table[name]) - 1):
+            assert table[name][f"pos_{at}"] == pytest.approx(np.mean(np.array(accepted) > at), abs=1e-4)
+    assert set(table) == {"sums", "rest, all", "other", "all"}
 
 
 def test_rates_have_numerators_and_the_formats_agree(exported):

@@ -148,8 +148,12 @@ class Decode(Command, OnPrompts, Tracked):
         Count, "prompts decoded together; the tokens depend on it only where a rule weighs costs at this size"
     ] = 8
     cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
-    export: Annotated[bool, "write Spec-Bench's and SpecDec++'s formats, too; with times if batch_size is 1"] = False
-    category: Annotated[str, "Spec-Bench's: translation, summarization, qa, rag, ...; or overall"] = "overall"
+    export: Annotated[
+        bool, "write acceptance.csv, Spec-Bench's and SpecDec++'s formats, too; with times if batch_size is 1"
+    ] = False
+    category: Annotated[
+        str, "of exported prompts that name none; Spec-Bench's: translation, summarization, qa, rag, ..."
+    ] = "overall"
     model_id: Annotated[str | None, "how exported answers call their model; null: the folder's name"] = None
 
 
@@ -392,7 +396,9 @@ class Advise(Command, UnderLoad, Intervals):
         "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
     ] = "half"
     responses: Annotated[
-        str | None, File(), "advise from vLLM's answers instead, JSONL with counts per request; no model is loaded"
+        str | None,
+        File(),
+        "advise from an engine's counts: vLLM's answers or /metrics, or decode's generations.jsonl; no model is loaded",
     ] = None
     cost_ratio: Annotated[Positive, "c, draft forward / target forward, with `responses`"] = 0.2
 

@@ -40,7 +40,7 @@ def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "batch 1: " in said and "batch 8: " in said
     assert "batch_rate left out, needs a trained head; heads=[FOLDER] names one" in said
-    assert "(vllm.json by batch size, the others for batch size 1)" in said
+    assert "by batch size, the others for batch size 1)" in said
     (line,) = re.findall(r"^next: python -m toolkit.decode (.*)$", said, re.MULTILINE)
     cfg = config.compose("decode", shlex.split(line))
     assert cfg.pair.draft == "toy/draft" and cfg.sampling.max_new_tokens == 12 and cfg.prompts.path.endswith(".jsonl")

@@ -1,0 +1,195 @@
+"""What an engine counted of its drafts: vLLM's answers, its /metrics page, or the generations.jsonl of toolkit.decode.
+
+answers   one JSON object per line, with `metrics.speculative_decoding` (vLLM 0.33.0; experimental there). Started with
+          `--per-request-spec-decode-metrics detailed`, the server says the drafted and accepted tokens of every round.
+          `summary` says how many rounds accepted 0, 1, 2, ... tokens: enough only if all rounds drafted K tokens
+/metrics  the text of vLLM's Prometheus counters: sums by position since the server started, of all requests together
+
+A position counts in the rounds that drafted it and accepted all before it. Shapes: n requests, K draft positions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from analysis.tables.bootstrap import Array
+from toolkit.errors import InputError
+from toolkit.models.prompts import numbered_lines
+
+DETAILED = "--per-request-spec-decode-metrics detailed"
+STREAMED = ("data:", "event:", "id:", "retry:", ":")  # how the lines of an event stream begin
+TOTALS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+COUNTER = re.compile(
+    r"vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens_per_pos)_total(?:{(.*)})? +(\d+(?:\.\d+)?(?:e\+?\d+)?)"
+)
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class PositionCounts:
+    """How often each draft position was reached and accepted.
+
+    reached [n, K]   rounds that drafted position j, with all before it accepted
+    accepted [n, K]  those of them that accepted it
+    rounds, drafted  of all requests: rounds, and drafted tokens
+    skipped          lines that were left out
+    whole_server     sums of a server. If not every round drafted K tokens, `reached` is as if they had, so every share of it
+                     is a lower bound
+    """
+
+    reached: Array
+    accepted: Array
+    rounds: int
+    drafted: int
+    skipped: int = 0
+    whole_server: bool = False
+
+    @property
+    def longest(self) -> int:
+        """K, the most tokens of a round."""
+        return self.reached.shape[1]
+
+    @property
+    def bounded(self) -> bool:
+        """Whether shares are lower bounds."""
+        return self.whole_server and self.drafted < self.longest * self.rounds
+
+
+def read_counts(path: Path) -> PositionCounts:
+    """The counts of a file of answers, or of a /metrics page. Raises InputError for contradictions, with the line."""
+    lines = list(numbered_lines(path, "a file of responses"))
+    if any(line.startswith("vllm:") for _, line in lines):
+        return _of_metrics(path, [line for _, line in lines])
+    requests: list[tuple[list[int], list[int]]] = []
+    width, skipped, reasons = 0, 0, set[str]()
+    for number, line in lines:
+        try:
+            rounds = _rounds(line)
+            if isinstance(rounds, str):
+                skipped += 1
+                reasons.add(rounds)
+                continue
+            longest, drafted, accepted = rounds
+            if requests and longest != width:
+                raise InputError(f"num_spec_tokens is {longest}, {width} before: split the file by it")
+            width = longest
+            requests.append((drafted, accepted))
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from None
+    if not requests:
+        raise InputError(
+            f"{path}: none of {skipped} lines has counts that tell draft positions apart ({', '.join(sorted(reasons))}); start "
+            f"vLLM with a draft and {DETAILED}"
+        )
+    positions = np.arange(1, width + 1)
+    reached, accepted_at = np.zeros((2, len(requests), width))
+    for row, (drafted, accepted) in enumerate(requests):
+        lengths, kept = np.array(drafted)[:, None], np.array(accepted)[:, None]
+        reached[row] = ((lengths >= positions) & (kept >= positions - 1)).sum(0)
+        accepted_at[row] = (kept >= positions).sum(0)
+    num_rounds, num_drafted = (sum(map(of, (drafted for drafted, _ in requests))) for of in (len, sum))
+    return PositionCounts(reached, accepted_at, num_rounds, num_drafted, skipped)
+
+
+def _rounds(line: str) -> tuple[int, list[int], list[int]] | str:
+    """K, and the drafted and accepted tokens of an answer's rounds, checked against its other counts; or why it has none."""
+    counts = _counts(line)
+    if counts is None:
+        return "no counts"
+    histogram, numbers = counts.get("acceptance_histogram"), {name: counts.get(name) for name in TOTALS}
+    wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
+    if wrong or not _whole(histogram):
+        raise InputError(f"expected numbers of at least 0: {', '.join(wrong) or 'acceptance_histogram'}")
+    width, steps, drafted, accepted = (int(value) for value in numbers.values() if value is not None)
+    if len(histogram) > width + 1:
+        raise InputError(
+            f"acceptance_histogram has {len(histogram)} entries, expected at most num_spec_tokens + 1 = {width + 1}"
+        )
+    total = sum(j * count for j, count in enumerate(histogram))
+    if sum(histogram) != steps or total != accepted:
+        raise InputError(
+            f"acceptance_histogram says {sum(histogram)} rounds and {total} accepted tokens, num_spec_steps and "
+            f"num_accepted_draft_tokens say {steps} and {accepted}"
+        )
+    if width == 0:
+        return "num_spec_tokens=0: nothing was drafted"
+    if steps == 0 or drafted == 0:
+        return "no rounds"
+    kept, lengths = counts.get("per_step_accepted"), counts.get("per_step_drafted")
+    if kept is None and lengths is None:
+        if drafted != width * steps:
+            return "rounds of changing length, by `summary`"
+        return width, [width] * steps, [j for j, count in enumerate(histogram) for _ in range(count)]
+    if not (_whole(kept) and _whole(lengths) and len(kept) == len(lengths)):
+        raise InputError(
+            "expected per_step_accepted and per_step_drafted as two lists of one length, of numbers of at least 0"
+        )
+    if not all(some <= most <= width for some, most in zip(kept, lengths, strict=True)):
+        raise InputError(f"expected accepted <= drafted <= num_spec_tokens = {width} in every step, got more")
+    if sum(lengths) != drafted or [kept.count(j) for j in range(len(histogram))] != histogram or len(kept) != steps:
+        raise InputError(
+            "per_step_accepted and per_step_drafted say other counts than acceptance_histogram and num_draft_tokens"
+        )
+    return width, lengths, kept
+
+
+def _counts(line: str) -> dict[str, Any] | None:
+    """`metrics.speculative_decoding` of a whole answer; None where there is none. Raises InputError for other lines."""
+    whole = "expected whole answers, one JSON object per line, got a part of a stream: ask with stream=false"
+    if line.startswith(STREAMED):
+        raise InputError(whole)
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"expected a JSON object, got {error}") from None
+    if not isinstance(answer, dict):
+        raise InputError(f"expected a JSON object, got {type(answer).__name__}")
+    choices = [choice for choice in answer.get("choices") or () if isinstance(choice, dict)]
+    if str(answer.get("object")).endswith(".chunk") or any(
+        not choice.get("finish_reason", "none") for choice in choices
+    ):
+        raise InputError(whole)
+    metrics = answer.get("metrics")
+    counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+    return counts if isinstance(counts, dict) else None
+
+
+def _whole(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _of_metrics(path: Path, lines: Sequence[str]) -> PositionCounts:
+    """The sums of a /metrics page over its engines: one row."""
+    sums, positions, models = {"drafts": 0.0, "draft_tokens": 0.0}, dict[int, float](), set[str]()
+    for name, labels, value in (match.groups() for line in lines if (match := COUNTER.match(line))):
+        about = dict(LABEL.findall(labels or ""))
+        models.add(about.get("model_name", ""))
+        number = float(value)
+        if name in sums:
+            sums[name] += number
+        else:
+            at = int(about["position"]) if about.get("position", "").isdecimal() else -1
+            positions[at] = positions.get(at, 0.0) + number
+    if len(models) > 1:
+        raise InputError(f"{path}: expected the counters of one model, got those of {', '.join(sorted(models))}")
+    accepted = [positions.get(at, math.nan) for at in range(len(positions))]
+    ladder = [sums["drafts"], *accepted]
+    falls = all(before >= after >= 0 for before, after in pairwise(ladder))
+    drafted, most = sums["draft_tokens"], len(accepted) * sums["drafts"]
+    if not (accepted and sums["drafts"] and falls and sum(accepted) <= drafted <= most):
+        raise InputError(
+            f"{path}: expected vLLM's counters spec_decode_num_drafts_total, num_draft_tokens_total and "
+            "num_accepted_tokens_per_pos_total of positions 0, 1, ... that fit each other, of a server that has drafted; got "
+            f"{sums['drafts']:g}, {drafted:g} and {accepted}"
+        )
+    reached = np.array([ladder[:-1]])
+    return PositionCounts(reached, np.array([accepted]), int(sums["drafts"]), int(drafted), whole_server=True)
