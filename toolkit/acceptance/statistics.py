@@ -49,10 +49,14 @@ HINT = "python -m analysis.heads statistics=[TRACES] writes one"
 def numbers_of(step: Step, drawn: bool = True) -> Tensor:
     """The four numbers of a step whose token has been drawn [B, 4] float64; else the first three [B, 3]."""
     largest, second = step.top_probs.float().double().unbind(-1)
-    inside = largest.clamp(SMALLEST, 1 - SMALLEST)
-    log_ratio = _log(largest) - _log(second)
-    numbers = [inside.log() - (1 - inside).log(), log_ratio, step.entropy.float().double()]
+    numbers = [log_odds(step), _log(largest) - _log(second), step.entropy.float().double()]
     return torch.stack([*numbers, _log(step.token_prob.float().double())] if drawn else numbers, -1)
+
+
+def log_odds(step: Step) -> Tensor:
+    """Log odds [B] float64 of the largest probability of the draft's unwarped distribution, within those of SMALLEST."""
+    largest = step.top_probs[..., 0].float().double().clamp(SMALLEST, 1 - SMALLEST)
+    return largest.log() - (1 - largest).log()
 
 
 def _log(probs: Tensor) -> Tensor:

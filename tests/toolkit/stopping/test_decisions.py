@@ -40,6 +40,7 @@ SAYS = {  # limit, reads, uses_history, reads_states, needs_draft_model, couples
     "fixed": (4, False, False, False, False, False),
     "heuristic": (None, False, True, False, False, False),
     "lookup_rate": (None, False, True, False, False, False),
+    "online_rate": (None, False, True, False, True, False),
     "rate": (None, False, True, True, True, False),
     "survival": (None, False, False, True, True, False),
     "svip": (None, False, False, False, True, False),
