@@ -162,8 +162,11 @@ class StatisticsEstimator:
         inputs = inputs_of(numbers_of(step))
         if inputs.device not in self._tensors:
             columns = [outputs[name].column(input_names(NUMBERS)) for name in ("drawn", "following")]
-            biases, weights = zip(*columns, strict=True)
-            self._tensors[inputs.device] = (inputs.new_tensor(weights).T.contiguous(), inputs.new_tensor(biases))
+            per_output = inputs.new_tensor([weights for _, weights in columns])
+            self._tensors[inputs.device] = (
+                per_output.T.contiguous(),
+                inputs.new_tensor([bias for bias, _ in columns]),
+            )
         weights, biases = self._tensors[inputs.device]
         accepted, following = (inputs @ weights + biases).unbind(-1)
         accepted = torch.sigmoid(accepted + outputs["drawn"].intercept(step.depth))

@@ -527,6 +527,11 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         Inputs | None,
         "fit acceptance from statistics of q instead, to these traces; dev_share of their texts is held out",
     ] = None
+    tuning: Annotated[
+        Named | None,
+        "with `statistics`: {DOMAIN: TRACES}, rows are compared, their settings chosen here",
+    ] = None
+    tests: Annotated[Named | None, "with `tuning`: {DOMAIN: TRACES}, every number is of these"] = None
     form: Annotated[
         Literal["best", "log_odds", "numbers", "products"],
         "with `statistics`: what is read; products of numbers carry over worse to other texts; best: whichever predicts better",
