@@ -1,7 +1,8 @@
 """python -m analysis.heads traces=FOLDER heads=[A,B,C]: what every head predicts, and what decoding with it is worth.
 
-drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONSES fits the acceptance of copied tokens. Each is
-a file of `analysis.replay`: head_table, drafts, copies.
+drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONSES fits the acceptance of copied tokens,
+statistics=[TRACES] that of drafted ones from statistics of q. Each is a file of `analysis.replay`: head_table, drafts, copies,
+fit_statistics, predictors (with tuning= and tests=).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 
 from analysis.replay.copies import fit_copies
 from analysis.replay.drafts import compare_drafts
+from analysis.replay.fit_statistics import fit_statistics
 from analysis.replay.head_table import compare_heads
+from analysis.replay.predictors import compare_predictors
 from toolkit.config import commands
 
 
@@ -25,4 +28,8 @@ def run(cfg: commands.Heads) -> Path:
         return compare_drafts(cfg)
     if cfg.copies is not None:
         return fit_copies(cfg)
+    if cfg.tuning is not None or cfg.tests is not None:
+        return compare_predictors(cfg)
+    if cfg.statistics is not None:
+        return fit_statistics(cfg)
     return compare_heads(cfg)

@@ -39,14 +39,16 @@ def generate(
     seed: int = 0,
     batch_size: Annotated[int, AtLeast(1)] = 8,
     head: str | None = None,
+    statistics: str | Path | None = None,
     overrides: Sequence[str] = (),
     config_dir: str | Path | None = None,
 ) -> list[Generation]:
     """Decode prompts with a method of `conf/method/`.
 
     prompts    strings, lists of token ids, or lists of chat messages
-    method     a name, or a Method built by hand (then `head` and `overrides` have no meaning)
+    method     a name, or a Method built by hand (then `head`, `statistics` and `overrides` have no meaning)
     head       folder of an acceptance head, for methods that need one; None: the pair's own
+    statistics  file of `analysis.heads statistics=`: acceptance where there is no head; None: weights that ship
     overrides  relative to the method: ["policy.threshold=.3"]
     config_dir a folder of your own, laid out like conf/, whose methods, policies, rules ... are found by name, too
     batch_size  prompts decoded together; a rule that weighs the costs of forward passes reads them at this size. If it names
@@ -69,7 +71,11 @@ def generate(
         seed=seed,
     )
     with nullcontext() if config_dir is None else config.searching(config_dir):
-        built = config.method(method, overrides, head) if isinstance(method, str) else method
+        built = (
+            config.method(method, overrides, head, None if statistics is None else str(statistics))
+            if isinstance(method, str)
+            else method
+        )
     built = replace(built, policy=with_costs(built.policy, pair, batch_size))
     generations = decode(pair, prompts, built, sampling, batch_size=batch_size)
     failed = [generation.error for generation in generations if generation.error is not None]

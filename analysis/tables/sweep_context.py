@@ -12,6 +12,7 @@ import pandas as pd
 from analysis.tables.grid import PARAMETERS, PLAIN, Setting
 from analysis.tables.rows import COUNTS, LENGTHS, SOURCES, round_lengths
 from toolkit.acceptance.folder import head_hash
+from toolkit.acceptance.statistics import SHIPPED
 from toolkit.config import flatten, instantiate, plain
 from toolkit.config.identity import contents_of
 from toolkit.decoding import Method, decode
@@ -19,6 +20,7 @@ from toolkit.decoding.proposers import BestSourceProposer, ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
+from toolkit.files.digests import digest
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
@@ -58,14 +60,15 @@ class SweepContext:
             return content_hash([shared, setting.method, dict(setting.parameters)], length=16)
         config = plain(setting.method_config())
         head = (setting.head or self.pair.head) if reads_head(setting) else None
-        if reads_head(setting) and head is None:
+        if self.lacks_head(setting):
             raise InputError(
                 f"{setting.method} needs an acceptance head, and the pair ships none: expected "
                 f"grid.{setting.method}.head=[FOLDER], or leave the method out with ~grid.{setting.method}"
             )
         self.methods[setting.name] = instantiate(config)
         self.methods[setting.name].bind(self.pair)
-        return content_hash([shared, contents_of(config).identity, head and head_hash(head)], length=16)
+        weights = head_hash(head) if head else digest(SHIPPED) if reads_head(setting) else None
+        return content_hash([shared, contents_of(config).identity, weights], length=16)
 
     def bound(self, setting: Setting) -> Method:
         """A prepared setting's method, bound to the pair."""
@@ -76,8 +79,8 @@ class SweepContext:
         return self.prompts, self.sampling, self.batch_size
 
     def lacks_head(self, setting: Setting) -> bool:
-        """Whether the setting's method reads an acceptance head, and neither the setting nor the pair names one."""
-        return not (setting.head or self.pair.head) and reads_head(setting)
+        """Whether the setting's method needs an acceptance head, and neither the setting nor the pair names one."""
+        return not (setting.head or self.pair.head) and reads_head(setting) and not _has_key(setting, "statistics")
 
     def decode(
         self, setting: Setting, on_finish: Listener, on_round: Callable[[int], object] | None = None
@@ -159,9 +162,11 @@ class SweepContext:
 
 
 def reads_head(setting: Setting) -> bool:
-    if setting.method in PARAMETERS:
-        return False
-    return any(name.split(".")[-1] == "head" for name in flatten(plain(setting.method_config())))
+    return setting.method not in PARAMETERS and _has_key(setting, "head")
+
+
+def _has_key(setting: Setting, key: str) -> bool:
+    return any(name.split(".")[-1] == key for name in flatten(plain(setting.method_config())))
 
 
 def responses_of(done: dict[str, pd.DataFrame]) -> pd.DataFrame:

@@ -1,7 +1,8 @@
 """Estimators give P(accepted) in [0, 1] of a drafted token, from the draft's outputs. Policies turn them into stop or go.
 
 The name of a method says which token it is about. `read_prob` is about the token that the state has just read (y_{k-1}),
-and `drawn_prob` about the token just drawn (y_k). `drawn_probs` is about the token just drawn and the one after it.
+and `drawn_prob` about the token just drawn (y_k). `drawn_probs` is about the token just drawn and the one after it, and
+`position_prob` about this position, before its token is drawn.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer, inside, scorer
 from toolkit.acceptance.preread import PrereadHead
-from toolkit.config.notes import Head
+from toolkit.acceptance.statistics import StatisticsEstimator, announce
+from toolkit.config.notes import File, Head
 from toolkit.errors import InputError
 from toolkit.types import Step
 
@@ -59,11 +61,13 @@ class PrereadEstimator:
     """A pre-read head: it scores y_k before it is read, and the token after it.
 
     head        folder of heads; None: the one that ships with the pair
+    statistics  file of a `StatisticsEstimator`, which takes the place of a head where there is none; None: weights that ship
     The folder may also hold an acceptance head alone. Then y_{k-1} is scored instead of y_k, once it has been read.
     The probabilities of y_k and of the token after it count as 1. A policy that multiplies the estimates then is SpecDec++'s.
     """
 
     head: Annotated[str | None, Head()] = None
+    statistics: Annotated[str | None, File()] = None
     scorer: Scorer | None = None
     log_w_rej: float = 0.0
     instead: HeadEstimator | None = None
@@ -73,8 +77,19 @@ class PrereadEstimator:
         """The number of positions before a step that its head reads."""
         return int(getattr(self.scorer, "num_history", 0)) if self.instead is None else self.instead.num_history
 
-    def bind(self, pair: Any) -> PrereadEstimator:
-        """Load the head and check that it belongs to the pair's draft. Raises InputError."""
+    def bind(self, pair: Any) -> PrereadEstimator | StatisticsEstimator:
+        """Load the head and check that it belongs to the pair's draft; without one, the statistics. Raises InputError.
+
+        A line says which it is, unless `head` names it.
+        """
+        if self.head is None and pair.head is None:
+            source = self.statistics or "the weights that ship, fitted to the toy pair's dev prompts (statistics=FILE)"
+            announce(f"acceptance: no head, statistics of q by {source}")
+            return StatisticsEstimator(self.statistics).bind(pair)
+        if self.statistics is not None:
+            announce(
+                f"acceptance: by {self.head or 'the head that the pair ships'}, not by statistics={self.statistics}"
+            )
         folder = _folder(self.head, pair)
         if not PrereadHead.is_in(folder):
             return replace(self, head=folder, instead=HeadEstimator(folder, True).bind(pair))
@@ -115,7 +130,7 @@ def _folder(head: str | None, pair: Any) -> str:
     folder = head or pair.head
     if folder is None:
         raise InputError(
-            "this method needs an acceptance head: expected head=FOLDER, got none; without one: confidence, tail, "
+            "this method needs an acceptance head: expected head=FOLDER, got none; without one: rate, confidence, tail, "
             "dynamic_confidence, batch_rate_confidence, speculative"
         )
     return str(inside(folder))

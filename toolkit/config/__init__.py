@@ -51,17 +51,20 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
 
 
 @checked
-def method(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
+def method(name: str, overrides: Sequence[str] = (), head: str | None = None, statistics: str | None = None) -> Any:
     """The method `conf/method/<name>.yaml`, with overrides relative to it ("policy.threshold=.3").
 
     Another policy or rule is chosen as on the command line: "rule@method.rule=block". A method is built once per process
     and set of arguments (methods hold no state), and again when a configuration file has changed.
     """
-    return files.cached(_METHODS, (name, *overrides, head), lambda: instantiate(method_config(name, overrides, head)))
+    key = (name, *overrides, head, statistics)
+    return files.cached(_METHODS, key, lambda: instantiate(method_config(name, overrides, head, statistics)))
 
 
 @checked
-def method_config(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
+def method_config(
+    name: str, overrides: Sequence[str] = (), head: str | None = None, statistics: str | None = None
+) -> Any:
     """What `method` builds from: the composed config.
 
     Raises InputError with the nearest names for an unknown one. Messages say keys as the overrides do: relative to the method.
@@ -69,8 +72,9 @@ def method_config(name: str, overrides: Sequence[str] = (), head: str | None = N
     if name not in choices("method"):
         raise unknown_name("method", name, choices("method"))
     words = [word if "@" in word.partition("=")[0] else SIGN.sub(r"\1method.", word, count=1) for word in overrides]
-    folder = "null" if head is None else quoted(head)
+    files_of = {"head": head, "statistics": statistics}
+    paths = [f"{key}={'null' if path is None else quoted(path)}" for key, path in files_of.items()]
     try:
-        return compose("method_only", [f"method={name}", f"head={folder}", *words]).method
+        return compose("method_only", [f"method={name}", *paths, *words]).method
     except InputError as error:
         raise InputError(PREFIX.sub("", str(error))) from error

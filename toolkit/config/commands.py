@@ -144,6 +144,9 @@ class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
     method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
+    statistics: Annotated[
+        str | None, File(), "of analysis.heads statistics=: acceptance where there is no head; null: weights that ship"
+    ] = None
     batch_size: Annotated[
         Count, "prompts decoded together; the tokens depend on it only where a rule weighs costs at this size"
     ] = 8
@@ -162,6 +165,9 @@ class MethodOnly(ConfigSection):
 
     method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
+    statistics: Annotated[
+        str | None, File(), "of analysis.heads statistics=: acceptance where there is no head; null: weights that ship"
+    ] = None
     policy: Annotated[Any, ConfigGroup("stopping"), "a policy by itself: +stopping@policy=NAME"] | None = None
 
 
@@ -523,10 +529,25 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
     copies: Annotated[
         Inputs | None, "fit the acceptance of copied tokens instead, to these responses; dev_share of them is held out"
     ] = None
+    statistics: Annotated[
+        Inputs | None,
+        "fit acceptance from statistics of q instead, to these traces; dev_share of their texts is held out",
+    ] = None
+    tuning: Annotated[
+        Named | None,
+        "with `statistics`: {DOMAIN: TRACES}, rows are compared, their settings chosen here",
+    ] = None
+    tests: Annotated[Named | None, "with `tuning`: {DOMAIN: TRACES}, every number is of these"] = None
+    form: Annotated[
+        Literal["best", "log_odds", "numbers", "products"],
+        "with `statistics`: what is read; products of numbers carry over worse to other texts; best: whichever predicts better",
+    ] = "best"
     earlier: Annotated[str | None, File(), "with `copies`: other responses that are copied from, too"] = None
     limit: Annotated[Count, "only the first so many texts of each"] | None = None
     depth: Annotated[Count, "K of the rounds whose mean accepted length is reported of a draft"] = 8
-    max_drafted: Annotated[Count, "largest fixed K that is replayed with a draft; the longest copy"] = 12
+    max_drafted: Annotated[
+        Count, "largest fixed K that is replayed with a draft; the longest copy; depths with weights of their own"
+    ] = 12
     replicates: Annotated[Count, "acceptance draws per text: more cut the variance of a draft's figures"] = 1
     batch_size: Annotated[Count, "texts at a time; does not change the results, float ties aside"] = 16
 

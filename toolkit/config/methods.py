@@ -18,13 +18,16 @@ TOY = Path(__file__).parent.parent / "assets" / "toy"
 
 
 def check_head(config: Mapping[str, Any]) -> None:
-    """Raises InputError if the policy of `config.method` needs an acceptance head, and neither it nor the pair has one."""
+    """Raises InputError if the policy of `config.method` needs an acceptance head, and neither it nor the pair has one.
+
+    Estimators with the key `statistics` do without.
+    """
     method, pair = config.get("method"), config.get("pair")
     policy = method.get("policy") if isinstance(method, Mapping) else None
     estimator = policy.get("estimator") if isinstance(policy, Mapping) else None
     if not isinstance(method, Mapping) or not isinstance(estimator, Mapping) or not is_node(pair):
         return
-    if estimator.get("head", "it needs none") is not None:
+    if estimator.get("head", "it needs none") is not None or "statistics" in estimator:
         return
     is_toy = all(pair.get(side) in (f"toy/{side}", str(TOY / side)) for side in ("target", "draft"))
     if pair["_target_"] == "toolkit.models.pair.ModelPair.from_pretrained" and not is_toy:

@@ -85,6 +85,7 @@ def custom_generate(
     draft: Any = None,
     method: str | None = None,
     head: str | Path | None = None,
+    statistics: str | Path | None = None,
     stop: str | Sequence[str] = (),
     seed: int | None = None,
     overrides: Sequence[str] = (),
@@ -94,8 +95,9 @@ def custom_generate(
     """Decode input_ids [B, T] (padded left or right, see attention_mask) with a method of `conf/method/`.
 
     draft      a folder or hub name (an EAGLE-3 draft, too), a model, or a list of these; None: methods that need none
-    method     None: "rate" with a head, else "best_source" with a draft, else "lookup_rate"
+    method     None: "rate" with a head or statistics, else "best_source" with a draft, else "lookup_rate"
     head       folder of an acceptance head, for methods that need one
+    statistics  file of `analysis.heads statistics=`: acceptance where there is no head
     stop       strings that end a row, as `stop_strings` do
     seed       row r draws from a generator seeded with (seed, r); None: drawn from torch's own generator
     overrides  relative to the method: ["policy.rate=1.2", "max_drafted=12"]
@@ -110,8 +112,9 @@ def custom_generate(
     if streamer is not None and len(prompts) != 1:
         raise InputError(f"streamer: expected one prompt, got {len(prompts)}")
     pair = pair_of(model, draft, text_tokenizer or (_own_tokenizer(model) if stops else None))
-    method = method or ("rate" if head is not None else "best_source" if pair.drafts else "lookup_rate")
-    decoder = config.method(method, overrides, None if head is None else str(head))
+    predicts = head is not None or statistics is not None
+    method = method or ("rate" if predicts else "best_source" if pair.drafts else "lookup_rate")
+    decoder = config.method(method, overrides, *(None if path is None else str(path) for path in (head, statistics)))
     decoder = replace(decoder, policy=with_costs(decoder.policy, pair, len(prompts)))
     stream = None
     if streamer is not None:

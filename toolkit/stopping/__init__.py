@@ -11,6 +11,7 @@ from toolkit.stopping.dynamic_confidence import DynamicConfidence
 from toolkit.stopping.fixed import Fixed
 from toolkit.stopping.heuristic import Heuristic
 from toolkit.stopping.lookup_rate import LookupRate
+from toolkit.stopping.online_rate import OnlineRate
 from toolkit.stopping.rate import Rate
 from toolkit.stopping.survival import Survival
 from toolkit.stopping.svip import Svip
@@ -27,6 +28,7 @@ __all__ = [
     "Fixed",
     "Heuristic",
     "LookupRate",
+    "OnlineRate",
     "Rate",
     "State",
     "StoppingPolicy",

@@ -127,6 +127,25 @@ class DrawnEstimator(Protocol):
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
 
 
+class LearningEstimator(Protocol):
+    """A `DrawnEstimator` whose weights are in the policy's state, and learn from verdicts."""
+
+    def bind(self, pair: Any) -> LearningEstimator:
+        """Load and check what the estimator needs of a pair."""
+
+    def init(self, num_rows: int, deepest: int, device: torch.device) -> State:
+        """The weights of rows that start a prompt; rounds have at most `deepest` tokens."""
+
+    def at(self, state: State) -> DrawnEstimator:
+        """The estimator with the weights of a state."""
+
+    def read(self, step: Step, state: State) -> State:
+        """The entries of a state that change when a step's token has been drawn: what is learned from later."""
+
+    def learn(self, num_drafted: Tensor, num_accepted: Tensor, state: State) -> State:
+        """The entries of a state that change with a verdict, tokens of each row [B]."""
+
+
 class CopyEstimator(Protocol):
     """Gives the probability that a copied token is accepted, given that the ones before it are."""
 

@@ -202,7 +202,7 @@ def test_bad_input_is_named(trained, recorded, pair, tiny_pair, tiny_overrides, 
     with pytest.raises(InputError, match="do not go together"):
         train.run(compose("train", [*tiny_overrides, "model=preread_head", f"data.path={tiny_mix}"]))
     with pytest.raises(InputError, match="needs an acceptance head"):
-        generate(pair, ["the cat"], method="rate")
+        generate(pair, ["the cat"], method="specdec_pp")
     with pytest.raises(InputError, match="expected an acceptance head"):
         generate(pair, ["the cat"], method="rate", head=str(tmp_path))
     both = tmp_path / "both"

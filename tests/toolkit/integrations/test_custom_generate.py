@@ -151,7 +151,7 @@ def test_an_exported_folder_streams_and_stops_at_strings(target, inputs, tmp_pat
         ({"attention_mask": torch.tensor([[1, 0, 1, 1]])}, "no holes"),
         ({"position_ids": torch.tensor([[1, 2, 3, 4]])}, "position_ids"),
         ({"method": "no_such"}, "unknown method"),
-        ({"method": "rate", "draft": "toy/draft"}, "head"),
+        ({"method": "specdec_pp", "draft": "toy/draft"}, "head"),
         ({"draft": "no/such/folder/at/all"}, "tokenizer"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",

@@ -10,6 +10,7 @@ import torch
 
 from tests.toolkit.stopping.test_policies import DrawnScores, ReadScore, go_on, named, step_of, verdict_of
 from toolkit import config, stopping
+from toolkit.acceptance import OnlineLogistic
 from toolkit.config.notes import Interval, notes
 from toolkit.errors import InputError
 from toolkit.stopping import (
@@ -20,6 +21,7 @@ from toolkit.stopping import (
     DynamicConfidence,
     Fixed,
     Heuristic,
+    OnlineRate,
     Rate,
     StoppingPolicy,
     Survival,
@@ -40,6 +42,7 @@ SAYS = {  # limit, reads, uses_history, reads_states, needs_draft_model, couples
     "fixed": (4, False, False, False, False, False),
     "heuristic": (None, False, True, False, False, False),
     "lookup_rate": (None, False, True, False, False, False),
+    "online_rate": (None, False, True, False, True, False),
     "rate": (None, False, True, True, True, False),
     "survival": (None, False, False, True, True, False),
     "svip": (None, False, False, False, True, False),
@@ -102,7 +105,8 @@ NEEDED = {"estimator": DrawnScores(), "copies": DrawnScores(), "policy": Always(
 )
 def test_every_setting_is_refused_outside_its_range(kind, field):
     hints = typing.get_type_hints(kind, include_extras=True)
-    given = {name: value for name, value in NEEDED.items() if name in hints}
+    needed = NEEDED | ({"estimator": OnlineLogistic()} if kind is OnlineRate else {})
+    given = {name: value for name, value in needed.items() if name in hints}
     where = "" if kind is Bounded else r"policy\."
     for interval in (note for note in notes(hints[field]) if isinstance(note, Interval)):
         with pytest.raises(InputError, match=f"^{where}{field}: expected"):

@@ -62,7 +62,7 @@ def test_a_run_leaves_everything_behind(trained, overrides):
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     assert files == {
         "checkpoints/best.ckpt", "checkpoints/last.ckpt", "head/config.json", "head/head.safetensors",
-        "head/README.md", "MODEL_CARD.md",
+        "head/README.md", "head/custom_generate/generate.py", "MODEL_CARD.md",
         "config.yaml", "manifest.json", "metrics.csv", "metrics.json", "reliability.csv", "reliability.pdf",
         "reliability.png", "reliability.svg", "wandb_run_id.txt", ".written.jsonl",
     }  # fmt: skip

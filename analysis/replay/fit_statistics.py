@@ -1,0 +1,262 @@
+"""Acceptance from statistics of q, fitted to recordings: analysis.heads statistics=[TRACES]. No model runs.
+
+Every position of a response is a sample, at a depth that is drawn from the rounds that could contain it
+(`toolkit.training.recorded`). Its labels are probabilities: min(1, p/q) of the drawn token, sum min(p, q) of the position, and
+that of the next position where the drawn token was accepted. Sequences are split under the seed. The numbers alone, or with
+their products: a fifth of the fitted sequences decides, then all of them are fitted to. Scores are of sequences held out.
+
+    statistics.json  the weights (`toolkit.acceptance.statistics`), what they were fitted to, and the scores by depth
+    statistics.md    which numbers matter, for people
+    scores           log loss (nats), AUC, ECE, mean estimate and mean label, by output, recording and depth
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.tables.files import markdown, read_table, save_table, show
+from toolkit.acceptance.calibration.scores import CalibrationScores, log_losses
+from toolkit.acceptance.inputs import Inputs
+from toolkit.acceptance.statistics import (
+    NUMBERS,
+    OUTPUTS,
+    Logistic,
+    input_names,
+    inputs_of,
+    numbers_of,
+    read_statistics,
+    write_statistics,
+)
+from toolkit.config import commands, plain
+from toolkit.errors import InputError
+from toolkit.files.atomic import read_json, write_text
+from toolkit.runs.stage import open_stage
+from toolkit.trace import Trace
+from toolkit.trace.steps import RecordedStep
+from toolkit.trace.store import SUMMARY, read_traces
+from toolkit.training.recorded import TracedStates
+
+FILE = "statistics.json"
+PULL = 10.0  # C of the penalty: weak
+INNER = 0.2  # share of the fitted sequences that chooses between the forms
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Positions that a round may draft at.
+
+    numbers [n, 4]   of the draft's unwarped q (`toolkit.acceptance.statistics`)
+    depth [n]        in the round, from 1
+    labels           by output [n] in [0, 1]; not a number where there is none
+    sequence [n]     which text of the recording
+    """
+
+    numbers: Tensor
+    depth: Tensor
+    labels: Mapping[str, Tensor]
+    sequence: Tensor
+
+    def where(self, chosen: Tensor) -> Samples:
+        """Some of the samples [n] bool."""
+        labels = {name: values[chosen] for name, values in self.labels.items()}
+        return Samples(self.numbers[chosen], self.depth[chosen], labels, self.sequence[chosen])
+
+    def of(self, output: str) -> tuple[Tensor, Tensor, Tensor]:
+        """What an output reads [n, numbers], the depth [n] and the label [n], where there is one."""
+        labels = self.labels[output]
+        known = ~labels.isnan()
+        numbers = self.numbers[:, :-1] if output == "position" else self.numbers
+        return numbers[known], self.depth[known], labels[known]
+
+    @classmethod
+    def join(cls, parts: Sequence[Samples]) -> Samples:
+        """All samples of several recordings; their sequences are numbered on."""
+        sizes = np.cumsum([0, *(int(part.sequence.max()) + 1 for part in parts)])
+        sequence = torch.cat([part.sequence + int(first) for part, first in zip(parts, sizes, strict=False)])
+        labels = {name: torch.cat([part.labels[name] for part in parts]) for name in OUTPUTS}
+        numbers, depth = (torch.cat([getattr(part, name) for part in parts]) for name in ("numbers", "depth"))
+        return cls(numbers, depth, labels, sequence)
+
+
+def samples(trace: Trace, deepest: int, seed: int = 0) -> Samples:
+    """The positions of a recording, with depths up to `deepest`. Raises InputError for statistics that are not numbers."""
+    states = TracedStates(trace, range(trace.num_texts), torch.zeros(1, 1), Inputs(round_depth=deepest), seed=seed)
+    assert states.depths is not None
+    numbers = numbers_of(RecordedStep(trace, 1, states.steps))
+    labels = {"drawn": states.labels[:, 0], "position": trace.alpha[states.steps], "following": states.labels[:, 1]}
+    labels = {name: values.double().clamp(0, 1) for name, values in labels.items()}
+    finite = numbers.isfinite().all(1) & labels["drawn"].isfinite() & labels["position"].isfinite()
+    if broken := int((~finite).sum()):
+        raise InputError(
+            f"statistics: {broken} of {len(numbers)} recorded positions hold what is not a number: record them again"
+        )
+    return Samples(numbers, states.depths, labels, trace.step_sequences[states.steps])
+
+
+def fitted(numbers: Tensor, depth: Tensor, labels: Tensor, names: Sequence[str]) -> Logistic:
+    """The regression of labels [n] in [0, 1] on the named inputs and the depth, weakly penalised.
+
+    The intercept of depth 1 is 0, and the bias stands for it.
+
+    Raises InputError for fewer positions than weights, and for labels of one class alone.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    every = input_names(NUMBERS[: numbers.shape[1]])
+    inputs = inputs_of(numbers)[:, [every.index(name) for name in names]].numpy()
+    num_weights = len(names) + (int(depth.max()) if len(depth) else 1)  # the bias stands for depth 1
+    if len(inputs) <= num_weights:
+        raise InputError(f"statistics: {len(inputs)} positions for {num_weights} weights: record more texts")
+    if float(labels.max()) < 0.5 or float(labels.min()) > 0.5:
+        raise InputError(
+            f"statistics: expected tokens of which some are accepted and some are not, got labels from {float(labels.min()):g} "
+            f"to {float(labels.max()):g}"
+        )
+    means, deviations = inputs.mean(0), inputs.std(0)
+    deviations = np.where(deviations > 0, deviations, 1.0)
+    at_depth = np.eye(int(depth.max()))[depth.numpy() - 1, 1:]
+    columns = np.concatenate([(inputs - means) / deviations, at_depth], 1)
+    classes = np.repeat([1, 0], len(columns))  # a label of .7 is .7 samples of one class and .3 of the other
+    weight = np.concatenate([labels.numpy(), 1 - labels.numpy()])
+    model = LogisticRegression(C=PULL, max_iter=2000).fit(np.concatenate([columns, columns]), classes, weight)
+    values = model.coef_[0].tolist()
+    weights = {
+        name: (value, float(mean), float(deviation))
+        for name, value, mean, deviation in zip(names, values, means, deviations, strict=False)
+    }
+    return Logistic(float(model.intercept_[0]), weights, (0.0, *values[len(names) :]))
+
+
+def logits_of(output: str, logistic: Logistic, part: Samples) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, labels and depths [n] each of an output's samples."""
+    numbers, depth, labels = part.of(output)
+    return logistic.logits(inputs_of(numbers), input_names(NUMBERS[: numbers.shape[1]]), depth), labels, depth
+
+
+def forms(output: str, form: str) -> list[list[str]]:
+    """The sets of inputs that are tried: of the form `log_odds`, `numbers` or `products`; of `best` the last two."""
+    numbers = NUMBERS[:-1] if output == "position" else NUMBERS
+    sets = {"log_odds": [numbers[0]], "numbers": list(numbers), "products": input_names(numbers)}
+    return [sets["numbers"], sets["products"]] if form == "best" else [sets[form]]
+
+
+def chosen_fit(output: str, part: Samples, form: str, seed: int) -> Logistic:
+    """The regression on the inputs of the least log loss on sequences that it was not fitted to, then fitted to all."""
+    if len(tried := forms(output, form)) == 1:
+        return fitted(*part.of(output), tried[0])
+    kept = ~split(part.sequence, INNER, seed)
+    inner, outer = part.where(kept), part.where(~kept)
+    losses = []
+    for names in tried:
+        logits, labels, _ = logits_of(output, fitted(*inner.of(output), names), outer)
+        losses.append(float(log_losses(logits, labels).mean()))
+    return fitted(*part.of(output), tried[int(np.argmin(losses))])
+
+
+def split(sequence: Tensor, share: float, seed: int) -> Tensor:
+    """Which samples [n] belong to the share of sequences that is held out. Raises InputError where a part is empty."""
+    different = sequence.unique()
+    count = round(share * len(different))
+    if not 0 < count < len(different):
+        raise InputError(
+            f"statistics: expected sequences to fit to and some to hold out ({share:g} of them), got {len(different)}"
+        )
+    order = np.random.default_rng(seed).permutation(len(different))
+    return torch.isin(sequence, different[order[:count]])
+
+
+def fit_statistics(cfg: commands.Heads) -> Path:
+    """Fit, score and write; returns the output folder."""
+    folders = [Path(str(folder)) for folder in plain(cfg.statistics)]
+    if not folders:
+        raise InputError("statistics: expected folders of data_gen.traces, statistics=[FOLDER,...], got []")
+    stage = open_stage("heads", cfg, inputs=[folder / SUMMARY for folder in folders], ignore=("track",))
+    if not stage.finished:
+        started = perf_counter()
+        summaries = [read_json(folder / SUMMARY) for folder in folders]
+        _warn_of_others(folders, summaries)
+        parts = [samples(read_traces(folder, replicate=None), cfg.max_drafted, cfg.seed) for folder in folders]
+        held_out = [split(part.sequence, cfg.dev_share, cfg.seed) for part in parts]
+        learned = Samples.join([part.where(~out) for part, out in zip(parts, held_out, strict=True)])
+        outputs = {name: chosen_fit(name, learned, cfg.form, cfg.seed) for name in OUTPUTS}
+        others = {folder.name: part.where(out) for folder, part, out in zip(folders, parts, held_out, strict=True)}
+        table = scores(outputs, others)
+        record = {
+            "drafts": sorted({summary["draft_fingerprint"] for summary in summaries}),
+            "targets": sorted({summary["target_fingerprint"] for summary in summaries}),
+            "temperatures": sorted({summary["sampling"]["temperature"] for summary in summaries}),
+            "positions": len(learned.depth),
+            "held_out": table.to_dict("records"),
+        }
+        write_statistics(stage.folder / FILE, outputs, record)
+        save_table(table, stage.folder, "scores")
+        stage.finish(positions=[len(learned.depth), sum(len(p.depth) for p in others.values())],
+                     seconds=perf_counter() - started)  # fmt: skip
+    outputs, _ = read_statistics(stage.folder / FILE)
+    facts, table = stage.manifest, read_table(stage.folder, "scores")
+    title = (
+        f"statistics of q: fitted to {facts['positions'][0]} positions, scored on {facts['positions'][1]} of other "
+        f"sequences, {facts['seconds']:.1f} s"
+    )
+    lines = [meaning(name, logistic) for name, logistic in outputs.items()]
+    page = "\n\n".join(["# Acceptance from statistics of q", title, *lines, markdown(table)])
+    write_text(stage.folder / "statistics.md", page + "\n")
+    show(table[table.depth == "all"], title, stage.folder / "statistics.md")
+    print("\n".join(lines))
+    print(f"the estimator: {stage.folder / FILE} (toolkit.decode method=rate statistics=FILE)")
+    return stage.folder
+
+
+def scores(outputs: Mapping[str, Logistic], recordings: Mapping[str, Samples]) -> pd.DataFrame:
+    """One line per output, recording and depth; depth `all` first."""
+    lines = []
+    for output, logistic in outputs.items():
+        for name, part in recordings.items():
+            logits, labels, depth = logits_of(output, logistic, part)
+            for level in ("all", *sorted(depth.unique().tolist())):
+                chosen = torch.ones_like(depth, dtype=torch.bool) if level == "all" else depth == level
+                line = {"output": output, "recording": name, "depth": str(level), "positions": int(chosen.sum())}
+                lines.append(line | score(logits[chosen], labels[chosen]))
+    return pd.DataFrame(lines)
+
+
+def score(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Log loss, AUC and ECE of logits [n] against labels [n] in [0, 1], and both means."""
+    scored = CalibrationScores(sync_on_compute=False)
+    scored.update(logits, labels)
+    computed = {key: float(value) for key, value in scored.compute().items()}
+    return {
+        "log_loss": computed["log_loss"], "AUC": computed["auroc"], "ECE": computed["ece"],
+        "mean_estimate": float(torch.sigmoid(logits).mean()), "mean_label": float(labels.mean()),
+    }  # fmt: skip
+
+
+def meaning(output: str, logistic: Logistic) -> str:
+    """Which numbers matter, in one line: the weights per standard deviation, the largest first."""
+    weights = sorted(logistic.weights.items(), key=lambda entry: -abs(entry[1][0]))
+    shown = ", ".join(f"{name} {weight:+.2f}" for name, (weight, _, _) in weights[:6])
+    depths = f"; by depth {', '.join(f'{value:+.2f}' for value in logistic.intercepts)}" if logistic.intercepts else ""
+    return f"`{output}`: change of the log odds per standard deviation: {shown}{depths}"
+
+
+def _warn_of_others(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Say which recordings are of another draft or temperature than the first one; the scores say how far they are off."""
+    for folder, summary in zip(folders[1:], summaries[1:], strict=True):
+        for name, values in (
+            ("draft", [other["draft_fingerprint"] for other in (summaries[0], summary)]),
+            ("temperature", [other["sampling"]["temperature"] for other in (summaries[0], summary)]),
+        ):
+            if values[0] != values[1]:
+                print(
+                    f"statistics: {folder} was recorded with another {name} than {folders[0]} ({values[1]}, {values[0]}); "
+                    "mean_estimate and mean_label of its scores say how far the fit is off there"
+                )
