@@ -254,6 +254,8 @@ def _refused(name: str, value: Any, expected: str) -> InputError:
 
 def _prompts(input_ids: Tensor, synced_gpus: bool, others: Mapping[str, Any]) -> list[list[int]]:
     """Token ids of every row [B, T] without its padding. Raises InputError for holes in a mask and for other inputs."""
+    if not input_ids.shape[1]:
+        raise InputError("input_ids: expected at least one token per prompt, got none")
     if synced_gpus:
         raise _refused("synced_gpus", True, "one process per model")
     for name, value in others.items():

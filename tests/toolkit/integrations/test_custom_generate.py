@@ -164,6 +164,11 @@ def test_what_is_not_followed_is_named(target, options, words):
         )
 
 
+def test_an_empty_prompt_is_one_line(target):
+    with pytest.raises(InputError, match="at least one token"):
+        target.generate(torch.zeros(1, 0, dtype=torch.long), custom_generate=custom_generate, max_new_tokens=4)
+
+
 def test_pairs_are_kept_with_their_model_and_not_copied(target):
     pair = pair_of(target, "toy/draft")
     assert pair_of(target, "toy/draft") is pair and pair_of(target, None) is not pair
