@@ -1,6 +1,7 @@
 """The online logistic of vLLM as an estimator: it learns acceptance from the verdicts of the text itself.
 
-Source: vllm-project/vllm#52228. theirs -> ours: confidence logit -> log odds, position -> depth.
+Source: vllm-project/vllm#52228, after a summary of it: feature, slope, intercepts, their start and that counts damp the fit.
+Their code was not read. How they weigh old verdicts, and what they do beyond the deepest position, may differ further.
 
     logit of P(y_k accepted) = slope * log odds of the largest q + intercept of depth k
 
@@ -12,7 +13,7 @@ Deviation: weights are those of a row and begin again with every prompt; theirs 
 again. A policy here is a function of a row's steps and state alone. Carried from text to text, as they run it, they are
 replayed by `analysis.heads` (`analysis.replay.carried`).
 Deviation: q is the draft's unwarped distribution; theirs is at the row's temperature.
-Deviation: one step of Newton's method per round and weight; theirs is fitted again to the damped counts.
+Deviation: one step of Newton's method per round and weight is ours; theirs is fitted again, by a way that is not known here.
 Deviation: the rate rule asks for the next token, too: its log odds are not known yet, those of this one stand for them.
 Weights that are fitted once and then fixed: `analysis.heads statistics=[TRACES] form=log_odds`.
 

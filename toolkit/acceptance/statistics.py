@@ -12,8 +12,8 @@ All four are of q, the draft's *unwarped* distribution: at temperature 0 the war
 
 Three outputs, each with weights of its own: `drawn` is about the token just drawn, `position` about this position before its
 token is drawn (it reads no log q), `following` about the next position, if the drawn token is accepted. A regression reads the
-numbers, or also their products, and may have an intercept by depth in the round. Trees of the same numbers were little better
-where they were better at all, and nobody can read them, so there are none.
+numbers, or also their products, and may have an intercept by depth in the round. There are no trees: hundreds of them cannot be
+read, and would need scikit-learn at every token.
 
 The numbers are taken in float32, as recordings hold them, and all else is in float64: a replay equals live decoding.
 

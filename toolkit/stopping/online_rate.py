@@ -20,7 +20,8 @@ from toolkit.types import Drafted, Step, Verified
 class OnlineRate(Rate):
     """`Rate` with weights that begin again with every prompt.
 
-    estimator  has weights in the state and learns from the verdicts; the other keys are those of `Rate`
+    estimator   gives weights that lie in the state and learn from the verdicts
+    cost_ratio, rate, initial_rate, memory, costs, batch_size, acceptance, evidence, deepest, prices  as in `Rate`
     """
 
     reads_states: ClassVar[bool] = False
