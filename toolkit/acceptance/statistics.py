@@ -37,7 +37,7 @@ from torch import Tensor
 from toolkit.config.notes import File
 from toolkit.errors import InputError
 from toolkit.files.atomic import parse_json_file, write_json
-from toolkit.models.fingerprint import fingerprint
+from toolkit.models.fingerprint import Weights
 from toolkit.types import SMALLEST, Step
 
 NUMBERS = ("log odds", "log ratio", "entropy", "log q")  # the drawn token's comes last: `position` is without it
@@ -148,7 +148,8 @@ class StatisticsEstimator:
         """
         outputs, record = read_statistics(self.path or SHIPPED)
         fitted = record.get("drafts", [])
-        if self.path is not None and pair is not None and fitted and fingerprint(pair.draft) not in fitted:
+        other = bool(fitted) and pair is not None and all(Weights(str(hash_)).not_of(pair.draft) for hash_ in fitted)
+        if self.path is not None and other:
             warnings.warn(
                 f"{self.path} was fitted to another draft than this pair's: analysis.heads statistics= fits one to it",
                 RuntimeWarning,

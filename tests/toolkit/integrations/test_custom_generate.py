@@ -60,7 +60,9 @@ def test_greedy_texts_of_a_batch_are_transformers_own(target, inputs, side, opti
     assert torch.equal(answer.sequences[:, width:], own)
     assert torch.equal(answer.sequences[:, :width], inputs[side].input_ids)
     forwards = sum(counts.num_target_calls for counts in answer.counts)
-    assert forwards < sum(counts.num_generated for counts in answer.counts) and len(answer.finish_reasons) == 8
+    produced = sum(counts.num_generated for counts in answer.counts)  # costs are measured: drafting need not pay here
+    assert forwards < produced or (forwards == produced and "head" in options)
+    assert len(answer.finish_reasons) == 8
 
 
 def test_sampled_texts_have_the_distribution_of_transformers():
