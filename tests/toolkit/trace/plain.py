@@ -94,7 +94,7 @@ def same(replayed, trace, draft, most=MOST):
     known = [counted(Text(trace, number).rounds(draft), most) for number in range(trace.num_texts)]
     for name in NAMES:
         assert replayed.counts[name].tolist() == [counts[name] for counts, *_ in known], name
-    for name, column in (("accepted", 1), ("drafted", 2), ("judged", 3)):
+    for name, column in (("accepted", 1), ("drafted", 2), ("reached_lengths", 3)):
         assert getattr(replayed, name).tolist() == [each[column] for each in known], name
     accepted, drafted, judged = (torch.tensor([each[i] for each in known]).sum(0) for i in (1, 2, 3))
     assert replayed.lengths.tolist() == drafted.tolist()

@@ -217,7 +217,7 @@ def test_sums_over_texts_and_what_their_forwards_cost(trace):
     assert found.cost(0.25).tolist() == known.tolist()
     assert metrics.throughput(found.total, 0.25) == pytest.approx(found.total.num_generated / known.sum())
     bare = policies.Replayed(found.counts, found.accepted)
-    assert [len(bare.lengths), len(bare.reached), len(bare.passed), bare.drafted.shape, bare.judged.shape] == [
+    assert [len(bare.lengths), len(bare.reached), len(bare.passed), bare.drafted.shape, bare.reached_lengths.shape] == [
         0, 0, 0, (0, 0), (0, 0),
     ]  # fmt: skip
 
