@@ -28,7 +28,7 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.py)`")
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "MIGRATION.md", "CHANGELOG.md")]
 PAGES += sorted(DOCS.rglob("*.md"))
-MAIN = re.compile(r"^    main\(", re.MULTILINE)
+MAIN = re.compile(r'^if __name__ == "__main__":.*\n    from toolkit\.runs\.command import main$', re.MULTILINE)
 INTERNAL = {"data_gen.toy"}  # made the embedded pair
 
 

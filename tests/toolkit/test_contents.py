@@ -52,6 +52,25 @@ def test_weights_count_by_their_content_not_by_their_place(tmp_path):
         stage.open_stage("demo", changed)
 
 
+def test_every_shard_of_a_split_model_counts(tmp_path):
+    first, second = (tmp_path / f"x-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.write_bytes(b"weights")
+    named = []
+    for content in (b"more", b"more", b"else"):
+        second.write_bytes(content)
+        named.append(contents_of({"pair": {"target": str(first)}}, "decode").identity["pair"]["target"])
+    assert named[0] == named[1] != named[2]
+
+
+def test_a_head_counts_without_what_lies_beside_its_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    head = model(tmp_path / "run" / "head")
+    named = [contents_of({"head": str(path)}, "decode").identity["head"] for path in (head, head.parent)]
+    (head.parent / "config.json").write_text("of the training")
+    named.append(contents_of({"head": str(head.parent)}, "decode").identity["head"])
+    assert named[0].startswith("sha256:") and len(set(named)) == 1
+
+
 def test_a_model_that_came_or_went_is_named_by_its_path(tmp_path):
     target, draft = model(tmp_path / "one"), model(tmp_path / "two", b"other")
     with_draft, without = config_of(tmp_path, target), config_of(tmp_path, target)

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from toolkit import ModelPair, config, decode, generate, testing
 from toolkit.costs import kept
 from toolkit.costs.kept import costs_here, weighs_costs, with_costs
-from toolkit.costs.measure import CONTEXTS, WIDTHS, measure
+from toolkit.costs.measure import CONTEXTS, WARM_UP, WIDTHS, measure
 from toolkit.costs.table import CostTable
+from toolkit.engine import Session
 from toolkit.runs.stage import read_manifest
 from toolkit.stopping import StoppingPolicy
 
@@ -50,6 +52,48 @@ def test_every_width_context_and_draft_is_measured():
     assert measure(ModelPair(toy.target, tokenizer=toy.tokenizer), repeats=1)[0].draft_seconds == []
     (large,) = measure(tiny(), 2**12, widths=(1, 2), repeats=1)
     assert large.contexts == [4], "a large batch takes no more memory"
+
+
+def test_times_are_of_their_width_and_context_and_warming_up_does_not_count(monkeypatch):
+    """Where forward passes are captured, the first of each shape take longer."""
+
+    class Forwards:
+        """A stopwatch that says how many tokens a call has read and had before it, not how long it took."""
+
+        def __init__(self, device):
+            self.seconds = []
+
+        def __enter__(self):
+            now.append(self)
+
+        def __exit__(self, *_):
+            now.pop()
+
+    now, extend = [], Session.extend
+
+    def noted(session, tokens, *args, **options):
+        for watch in now:  # nobody's while an architecture is checked
+            slow = 1000 if len(watch.seconds) < WARM_UP else 0
+            watch.seconds.append(tokens.shape[1] + session.lengths[0] / 100 + slow)
+        return extend(session, tokens, *args, **options)
+
+    monkeypatch.setattr("toolkit.costs.measure.Stopwatch", Forwards)
+    monkeypatch.setattr("toolkit.engine.engine.Sessions.fixed_rows", True)
+    monkeypatch.setattr(Session, "extend", noted)
+    (table,) = measure(ModelPair.toy(), widths=(1, 3), contexts=(100, 200), repeats=3)
+    assert table.target_seconds == [[2.0, 4.0], [3.0, 5.0]] and table.draft_seconds == [2.0, 3.0]
+    assert table.machine["spread"] == 0
+
+
+def test_times_hold_for_a_number_of_threads():
+    pair, threads = tiny(), torch.get_num_threads()
+    ((_, path),) = costs_here(pair, repeats=1)
+    try:
+        torch.set_num_threads(threads + 1)
+        ((table, beside),) = costs_here(pair, repeats=1)
+    finally:
+        torch.set_num_threads(threads)
+    assert table.machine["threads"] == threads + 1 and beside != path
 
 
 def test_a_table_is_measured_once_and_kept(capsys):

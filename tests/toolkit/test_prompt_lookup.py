@@ -216,6 +216,15 @@ def test_replay_from_the_text_alone_counts_what_decoding_counted(proposer, polic
     assert replayed.total.num_drafted > 0
 
 
+def test_slots_without_a_text_copy_nothing():
+    copies = Copies(PromptLookupProposer(), [([0, 1, 0, 1], [0, 1, 1, 0, 1, END])], 5, 24, (END,))
+    starts, policy = torch.arange(copies.num_positions), Fixed(5)
+    every, _, _ = copies.draft(starts, policy, {})
+    busy = starts % 2 == 0
+    some, forwards, _ = copies.draft(starts, policy, {}, busy)
+    assert torch.equal(some, every * busy) and 0 < int(some.sum()) < int(every.sum()) and not bool(forwards.any())
+
+
 def test_an_estimator_fitted_to_texts_is_calibrated_and_survives_its_file(tmp_path):
     pair = table_pair(3.0)
     method = Method("plain", Fixed(0), get("rejection"), SuffixProposer(), min_drafted=0)

@@ -75,6 +75,32 @@ def test_every_choice_of_the_commands_groups_is_known(root, group):
         assert undocumented_of(root, [f"{group}={name}"]) == [], name
 
 
+class Parent:
+    """Of its keys.
+
+    rows     as the parent says
+    columns  as the parent says
+    """
+
+    def __init__(self, rows: int = 1, columns: int = 1):
+        self.size = rows, columns
+
+
+class Child(Parent):
+    """Of one of them.
+
+    rows  as the child says
+    """
+
+
+def test_a_class_says_what_its_keys_mean_and_its_parents_the_rest():
+    keys = classes.keys_of(f"{__name__}.Child").keys
+    assert {name: key.meaning for name, key in keys.items()} == {
+        "rows": "as the child says",
+        "columns": "as the parent says",
+    }
+
+
 @pytest.mark.parametrize("group", PARTS)
 def test_every_key_of_a_part_has_a_type_and_a_meaning(group):
     for name in PARTS[group]:

@@ -10,16 +10,18 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import CompactHydraException
 
 from toolkit.config import CONF
+from toolkit.config.commands import COMMANDS
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.runs import stage
-from toolkit.runs.command import command
+from toolkit.runs.command import command, main
 
 
 @pytest.fixture
@@ -61,6 +63,20 @@ def test_a_command_runs_on_its_config_says_where_the_output_is_and_is_scored(cal
     assert not list(tmp_path.iterdir())  # only the jobs of a sweep leave a note
     call([], lambda cfg: 3)
     assert capsys.readouterr().out == "", "no folder"
+
+
+def test_the_score_of_a_commands_module_takes_the_config_and_what_it_returned(tmp_path, monkeypatch):
+    seen = []
+    module = SimpleNamespace(run=lambda cfg: 3, score=lambda cfg, result: seen.append((cfg.mixing_ratio, result)))
+    monkeypatch.setitem(sys.modules, COMMANDS["mix"].module, module)
+    monkeypatch.setattr("toolkit.runs.command.answer_signals", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["mix", "responses=here", "mixing_ratio=0.5"])
+    monkeypatch.chdir(tmp_path)
+    GlobalHydra.instance().clear()
+    with pytest.raises(SystemExit) as ended:
+        main("mix")
+    GlobalHydra.instance().clear()
+    assert ended.value.code == 0 and seen == [(0.5, 3)]
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,8 @@ def test_pairs_are_kept_with_their_model_and_not_copied(target):
     pair = pair_of(target, "toy/draft")
     assert pair_of(target, "toy/draft") is pair and pair_of(target, None) is not pair
     assert pair_of(copy.deepcopy(target), "toy/draft") is not pair
+    for tokenizer in ("a call's", "another's", None):
+        assert pair_of(target, "toy/draft", tokenizer) is pair and pair.tokenizer == tokenizer
 
 
 def test_a_draft_folder_of_another_tokenizer_is_refused(target, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -315,6 +317,15 @@ def test_a_tracked_rate_is_the_prompts_tokens_over_its_cost():
         (name,) = wrong
         with pytest.raises(InputError, match=rf"policy\.{name}: expected"):
             Rate(DrawnScores(), **wrong)
+
+
+def test_a_tracked_rate_counts_the_drafts_forward_passes_not_its_tokens():
+    """The branches of a tree are drafted side by side."""
+    policy = Rate(DrawnScores(), cost_ratio=0.2, initial_rate=2.0, memory=10.0)
+    proposal, verdict = verdict_of(6, 2)
+    tree = replace(proposal, num_calls=torch.tensor([2]))
+    state = policy.observe(tree, verdict, policy.init(1, torch.device("cpu")))
+    assert float(state["tokens"]) == 2.0 * 10 + 3 and float(state["cost"]) == pytest.approx(10 + 1 + 2 * 0.2)
 
 
 def test_rate_with_an_acceptance_head_is_the_survival_rule_at_the_threshold_of_theory(tiny_pair, tmp_path):

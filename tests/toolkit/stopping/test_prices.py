@@ -136,6 +136,12 @@ def test_further_tokens_pay_if_some_number_of_them_does():
     assert (True, False) in seen  # a token that is a loss is paid for by those after it
 
 
+def test_a_round_pays_for_its_columns_down_to_the_deepest():
+    prices = Prices.of(LoadCost.of([FALLING]), 1, 8, flat=False)
+    expected = [FALLING.target(1 + drafted, 0) / FALLING.target(1, 0) - 1 for drafted in range(9)]
+    assert prices.read(torch.arange(9)).tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def rounds(policy, state, drafted, accepted, count=1):
     for _ in range(count):
         tokens = torch.zeros(1, drafted, dtype=torch.long)

@@ -282,6 +282,17 @@ def test_every_token_of_a_text_is_shown_with_what_became_of_it(trace, name, ahea
     assert kinds == {"accepted", "rejected", "unused", "bonus", "corrected", "none"}
 
 
+def test_what_is_drafted_after_a_texts_end_is_unused(trace):
+    """A stop string may end a text within a round, and the draft has gone on."""
+    last = next(int(end) - 1 for end in trace.text_first[2:] if trace.roll_length[end - 1] > 0)
+    number, accepted = int(torch.searchsorted(trace.text_first, last, right=True)) - 1, torch.zeros_like(trace.accepted)
+    accepted[last] = True
+    policy = Bounded(Fixed(MOST), 1, MOST)
+    (rounds,) = token_view.token_rounds(replace(trace, accepted=accepted), policy, [number], None)
+    first, *others = (line["kind"] for line in rounds[-1]["drafted"])
+    assert first == "accepted" and set(others) == {"unused"} and rounds[-1]["extra"] is None
+
+
 def test_what_was_not_recorded_is_none_and_tokens_without_a_tokenizer_are_numbers(trace):
     blind = replace(trace, accept_prob=torch.full_like(trace.accept_prob, torch.nan))
     (rounds,) = token_view.token_rounds(blind, Bounded(Fixed(1), 1, MOST), [7], None)
