@@ -223,7 +223,8 @@ def run_documented(words: list[str], folders: dict[str, str], root: Path) -> Non
     manifest = read_manifest(folder) if folder != root else None
     if manifest is not None:
         name = {"train": "HEAD"}.get(manifest["stage"], manifest["stage"].upper())
-        folders.setdefault("OTHER" if name in folders and name == "SWEEP" else name, str(folder))
+        if name != "HEADS" or (folder / "heads.parquet").exists():  # other jobs of that command have other tables
+            folders.setdefault("OTHER" if name in folders and name == "SWEEP" else name, str(folder))
 
 
 def filled(arguments: list[str], folders: dict[str, str]) -> list[str]:

@@ -77,10 +77,10 @@ def questions(data: Path) -> None:
 def draft() -> None:
     """A draft for the target: responses, layers, vocabulary, distillation."""
     worth = stage("toolkit.train", "+experiment=draft", *target_words(), f"prompts.path={FOLDER / 'train.jsonl'}")
-    drafts = read_manifest(worth)["config"]["drafts"]
+    drafts = inputs_of(worth)
     note("worth", str(worth))
-    note("shapes", str(Path(drafts["before"]).parent))
-    note("draft", drafts["draft"])
+    note("shapes", str(Path(drafts["drafts.before"]).parent))
+    note("draft", drafts["drafts.draft"])
 
 
 def products() -> None:

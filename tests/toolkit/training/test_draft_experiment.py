@@ -21,14 +21,14 @@ def test_one_experiment_makes_a_draft_and_exports_it_whole(tmp_path, capsys):
     words = ["+experiment=draft", "pair.target=toy/target", f"prompts.path={file}", "prompts.limit=32"]
     words += ["sampling.max_new_tokens=24", f"paths.root_dir={tmp_path}/out"]
     worth = train.run(compose("train", words))
-    drafts = json.loads((worth / "manifest.json").read_text())["config"]["drafts"]
-    draft, plain = load_draft(drafts["draft"]), load_draft(drafts["plain"])
+    drafts = json.loads((worth / "manifest.json").read_text())["given"]
+    draft, plain = load_draft(drafts["drafts.draft"]), load_draft(drafts["drafts.plain"])
     assert draft.config.num_hidden_layers == plain.config.num_hidden_layers in (1, 2, 4)
     assert kept_tokens(plain) is None
     (worth_of,) = json.loads((worth / "manifest.json").read_text())["domains"]
     assert worth_of == "test", "reported on other responses than those that chose"
     assert "best/ is" in (printed := capsys.readouterr().out) and "4 layers" in printed
-    pair = ModelPair.from_pretrained("toy/target", drafts["draft"])
+    pair = ModelPair.from_pretrained("toy/target", drafts["drafts.draft"])
     prompt = "Q: What is 3 plus 4?\nA:"
     (alone,) = generate(pair, [prompt], "autoregressive", temperature=0.0, max_new_tokens=16)
     (drafted,) = generate(pair, [prompt], "speculative", temperature=0.0, max_new_tokens=16)
