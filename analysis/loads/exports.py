@@ -87,10 +87,10 @@ def write_exports(
 
 def _schedules(draft: str, reads_states: bool, lengths: Mapping[int, int], sample: Mapping[str, str]) -> dict[str, str]:
     """Files with a draft length by batch size; where it is 0 somewhere, others with 1 there."""
-    one = {batch: max(length, 1) for batch, length in lengths.items()}
+    at_least_one = {batch: max(length, 1) for batch, length in lengths.items()}
     floored = any(lengths.values()) and not all(lengths.values())
     files = {}
-    for end, table in [("", lengths), *([("_k1", one)] if floored else [])]:
+    for end, table in [("", lengths), *([("_k1", at_least_one)] if floored else [])]:
         most = max(table.values())
         vllm = _vllm(draft, reads_states, most)
         vllm |= {"num_speculative_tokens_per_batch_size": triples(table), **sample}

@@ -73,9 +73,9 @@ class Samples:
     def of(self, output: str) -> tuple[Tensor, Tensor, Tensor]:
         """What an output reads [n, numbers], the depth [n] and the label [n], where there is one."""
         labels = self.labels[output]
-        known = ~labels.isnan()
+        labelled = ~labels.isnan()
         numbers = self.numbers[:, :-1] if output == "position" else self.numbers
-        return numbers[known], self.depth[known], labels[known]
+        return numbers[labelled], self.depth[labelled], labels[labelled]
 
     @classmethod
     def join(cls, parts: Sequence[Samples]) -> Samples:

@@ -11,9 +11,9 @@ counts damp it; `evidence` is the curvature that the start counts for.
 
 Deviation: weights are those of a row and begin again with every prompt; theirs are shared by all requests and never begin
 again. A policy here is a function of a row's steps and state alone. Carried from text to text, as they run it, they are
-replayed by `analysis.heads` (`analysis.replay.carried`).
+replayed by `analysis.heads` (`analysis.replay.predictors`).
 Deviation: q is the draft's unwarped distribution; theirs is at the row's temperature.
-Deviation: one step of Newton's method per round and weight is ours; theirs is fitted again, by a way that is not known here.
+Deviation: one step of Newton's method per round and weight is ours; how theirs is fitted again was not read.
 Deviation: the rate rule asks for the next token, too: its log odds are not known yet, those of this one stand for them.
 Weights that are fitted once and then fixed: `analysis.heads statistics=[TRACES] form=log_odds`.
 

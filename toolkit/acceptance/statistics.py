@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -35,7 +34,7 @@ import torch
 from torch import Tensor
 
 from toolkit.config.notes import File
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 from toolkit.files.atomic import parse_json_file, write_json
 from toolkit.models.fingerprint import Weights
 from toolkit.types import SMALLEST, Step
@@ -150,11 +149,7 @@ class StatisticsEstimator:
         fitted = record.get("drafts", [])
         other = bool(fitted) and pair is not None and all(Weights(str(hash_)).not_of(pair.draft) for hash_ in fitted)
         if self.path is not None and other:
-            warnings.warn(
-                f"{self.path} was fitted to another draft than this pair's: analysis.heads statistics= fits one to it",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warn(f"{self.path} was fitted to another draft than this pair's: analysis.heads statistics= fits one to it")
         return replace(self, outputs=outputs)
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,18 +57,18 @@ def costs_here(pair: ModelPair, batch_size: int = 1, repeats: int = REPEATS) -> 
 
     It is read or measured. Where nothing can be kept, one line says so, and the file is not there.
     """
-    wanted = (*map(id, (pair.target, *pair.drafts)), pair.options, torch.get_num_threads(), batch_size, repeats)
+    key = (*map(id, (pair.target, *pair.drafts)), pair.options, torch.get_num_threads(), batch_size, repeats)
     with _MEASURING:
         of_pair = _OF_PAIRS.setdefault(pair, {})
-        if wanted not in of_pair:
+        if key not in of_pair:
             with engine_of(pair).sessions(1, 1):
                 machine = machine_of(pair)  # once the engine has packed its weights, or has not
             what = [_form(pair.target), machine, batch_size, WIDTHS, CONTEXTS, repeats]
             drafts = [_form(draft) for draft in pair.drafts] or [[]]
             folder = cache_folder() / "costs"
             paths = [folder / f"{content_hash([draft, *what], length=24)}.json" for draft in drafts]
-            of_pair[wanted] = list(zip(_tables(pair, machine, batch_size, repeats, paths), paths, strict=True))
-        return of_pair[wanted]
+            of_pair[key] = list(zip(_tables(pair, machine, batch_size, repeats, paths), paths, strict=True))
+        return of_pair[key]
 
 
 def _form(model: Any) -> list[Any]:
@@ -87,7 +85,7 @@ def _tables(
     """The tables that these files keep; measured if one is missing, damaged or another machine's."""
     tables = [_read(path, machine) for path in paths]
     if None in tables:
-        with _alone(paths[0].parent, f"{paths[0].stem}.lock"):
+        with lock.alone(paths[0].parent, f"{paths[0].stem}.lock"):
             tables = [_read(path, machine, say=True) for path in paths]
             if None in tables:
                 tables = [*_measured(pair, batch_size, repeats, paths)]
@@ -137,18 +135,3 @@ def _read(path: Path, machine: dict[str, Any], say: bool = False) -> CostTable |
     if say:
         print(f"{reason}: measured again", file=sys.stderr)
     return None
-
-
-@contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
-    """While it lasts, no other process measures this; without a lock in a folder that cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.take(folder, name, wait=True)
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release(folder, name)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import atexit
 import os
 import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from filelock import FileLock, Timeout, UnixFileLock
 from toolkit.errors import InputError
 
 _HELD: dict[tuple[int, str], FileLock] = {}  # process and path -> lock
+_THREADS = threading.RLock()
 
 
 def take(folder: Path, name: str = ".lock", wait: bool = False) -> None:
@@ -46,6 +50,22 @@ def release(folder: Path, name: str = ".lock") -> None:
     if lock := _HELD.pop((os.getpid(), str(path)), None):
         path.unlink(missing_ok=True)
         lock.release()
+
+
+@contextmanager
+def alone(folder: Path, name: str) -> Iterator[None]:
+    """While it lasts, no other process or thread is in it; a folder that cannot be written to keeps other processes not out."""
+    with _THREADS:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            take(folder, name, wait=True)
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            release(folder, name)
 
 
 def _owner(path: Path) -> str:

@@ -10,13 +10,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from filelock import FileLock
-
 from toolkit.errors import InputError
+from toolkit.files import lock
 from toolkit.files.atomic import read_json, write_json
 from toolkit.files.digests import cache_folder
-
-WAIT = 60.0  # seconds for another process that measures; afterwards both do
 
 
 def measured(
@@ -29,27 +26,21 @@ def measured(
     """
     path = cache_folder() / name
 
-    def kept() -> dict[str, Any]:
+    def stored() -> dict[str, Any]:
         try:
             entries = read_json(path)
         except InputError:
             return {}
         return {k: v for k, v in entries.items() if fits(v)} if isinstance(entries, dict) else {}
 
-    values = kept()
+    values = stored()
     if not measures.keys() <= values.keys():
-        lock = FileLock(path.with_suffix(".lock"))
-        with suppress(OSError):  # it times out, or the folder cannot be written to
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=WAIT)
-        try:
-            values = kept()
+        with lock.alone(path.parent, f"{path.stem}.lock"):
+            values = stored()
             if missing := [key for key in measures if key not in values]:
                 about = f"{len(missing)} times about {seconds:g} s"
                 print(f"measuring {what}, once on this machine: {about}", file=sys.stderr)
                 values |= {key: measures[key]() for key in missing}
                 with suppress(InputError):
                     write_json(path, values)
-        finally:
-            lock.release()
     return {key: values[key] for key in measures}

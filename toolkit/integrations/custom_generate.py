@@ -30,7 +30,6 @@ from toolkit import config
 from toolkit.costs.kept import with_costs
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import DecodingError, InputError
-from toolkit.models import eagle3
 from toolkit.models.eagle3 import is_eagle3
 from toolkit.models.generation_config import OTHERS
 from toolkit.models.pair import ModelPair, load_draft, load_tokenizer, resolve, unshared_by, unshared_tokens
@@ -159,11 +158,11 @@ def pair_of(model: Any, draft: Any, tokenizer: Any = None) -> ModelPair:
     """
     drafts = [] if draft is None else list(draft) if isinstance(draft, list | tuple) else [draft]
     key = tuple(str(source) if isinstance(source, str | Path) else id(source) for source in drafts)
-    kept = vars(model).setdefault(KEPT, KeptPairs()).pairs
-    if key not in kept:
-        kept[key] = _make_pair(model, drafts)
-    kept[key].tokenizer = tokenizer
-    return kept[key]
+    pairs = vars(model).setdefault(KEPT, KeptPairs()).pairs
+    if key not in pairs:
+        pairs[key] = _make_pair(model, drafts)
+    pairs[key].tokenizer = tokenizer
+    return pairs[key]
 
 
 def _make_pair(model: Any, drafts: Sequence[Any]) -> ModelPair:
@@ -172,11 +171,9 @@ def _make_pair(model: Any, drafts: Sequence[Any]) -> ModelPair:
     for source in drafts:
         if isinstance(source, str | Path):
             path = resolve(source)
-            if is_eagle3(path):
-                loaded.append(eagle3.load(Path(path), model.dtype, model, device))
-                continue
-            unshared |= set(unshared_by(_own_tokenizer(model), [path], None, False))
-            loaded.append(load_draft(source, device, dtype))
+            if not is_eagle3(path):  # which is of the target's tokens
+                unshared |= set(unshared_by(_own_tokenizer(model), [path], None, False))
+            loaded.append(load_draft(source, device, dtype, target=model))
         else:
             tokenizers = [_own_tokenizer(each, needed=False) for each in (model, source)]
             if None not in tokenizers:
@@ -281,7 +278,8 @@ def _joined(input_ids: Tensor, generations: Sequence[Generation], settings: Any)
     """The prompts as they came, and every row's new tokens after them [B, T + new], padded with the config's token."""
     padding = settings.pad_token_id
     if padding is None:
-        padding = 0 if (given := settings._pad_token_tensor) is None else int(given)
+        tensor = settings._pad_token_tensor
+        padding = 0 if tensor is None else int(tensor)
     longest = max(len(generation.token_ids) for generation in generations)
     rows = [generation.token_ids + [padding] * (longest - len(generation.token_ids)) for generation in generations]
     return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], 1)

@@ -313,8 +313,12 @@ def load_draft(
     revision: str | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    target: Any = None,
 ) -> Any:
-    """A draft without its target: training a head needs only its states. Arguments as in `from_pretrained`."""
+    """A draft alone: training a head needs only its states. Arguments as in `from_pretrained`.
+
+    target  the loaded model that an EAGLE-3 draft takes from what its folder lacks; None: it must hold all of it
+    """
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
     check_device(device)
@@ -322,7 +326,7 @@ def load_draft(
     options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     path = resolve(source)
     if eagle3.is_eagle3(path):
-        return eagle3.load(Path(path), options["dtype"], None, device)
+        return eagle3.load(Path(path), options["dtype"], target, device)
     return _load_model(path, options, device)
 
 

@@ -12,7 +12,7 @@ in this text so far, it is worth what the best fixed length is:
     max over d of  sum over k = 1..d of  a^k - lambda * (c + C(k) - C(k - 1)),  less lambda * what catching up costs
 
 a is the posterior mean of a Beta prior, `evidence` tokens of which the share `acceptance` was accepted. A draft that has not
-read the tokens of rounds without it reads them in its first forward pass, which a table by width makes dearer. A chosen
+read the tokens of rounds without it reads them in its first forward pass, which costs more by a table with widths. A chosen
 draft goes on while some number of further tokens is worth its cost: the next one by its own probability, those after it by a.
 
 The choice reads the text and the counts of earlier rounds; no token has been drawn that it could withhold.

@@ -240,8 +240,8 @@ class Recorder:
         """Raises InputError if the target could not have produced a token from `first` on, rounding at an edge apart."""
         produced = text.produced[first : first + len(p)]
         emitted = torch.tensor(produced, device=p.device).unsqueeze(-1)
-        chances = p.gather(-1, emitted).squeeze(-1)
-        for where in (chances == 0).nonzero().squeeze(-1).tolist():
+        emitted_probs = p.gather(-1, emitted).squeeze(-1)
+        for where in (emitted_probs == 0).nonzero().squeeze(-1).tolist():
             if not self._at_the_edge(penalized(logits[where], self.sampling, _row(seen, where)), produced[where]):
                 raise InputError(
                     f"response {text.row}: token {first + where + 1} ({produced[where]}) has probability 0 under this target "
@@ -264,11 +264,11 @@ class Recorder:
         ends = set(self.pair.ends(self.sampling))
         live: list[list[_Roll]] = []
         for text in batch:
-            drafted, behind = text.drafted.tolist(), ~text.accepted
-            behind[-1] = True  # a stop string has ended the text, or there is no room
+            drafted, after_rejection = text.drafted.tolist(), ~text.accepted
+            after_rejection[-1] = True  # a stop string has ended the text, or there is no room
             text.rolls = [
                 _Roll(position, drafted[position], position - 1, seen=_row(text.seen, position))
-                for position in behind.nonzero().squeeze(-1).tolist()
+                for position in after_rejection.nonzero().squeeze(-1).tolist()
                 if drafted[position] not in ends and position + 1 < self.room
             ]
             live.append(list(text.rolls))
