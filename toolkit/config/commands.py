@@ -226,8 +226,9 @@ class Distill(Command, OnPair, Trains):
         Count | None, "V': output tokens that the draft keeps, the most frequent of the responses; null: all"
     ] = None
     exports: Annotated[
-        list[Literal["plain", "gguf"]],
-        "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama)",
+        list[Literal["plain", "gguf", "compact"]],
+        "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama); without "
+        "the target's embeddings, in bfloat16: draft_compact/",
     ] = []
     export: Annotated[bool, "export the best draft that an interrupted run has made, and train no further"] = False
     rehearse: Annotated[bool, "only try whether such a draft can be made, written and read; no responses are read"] = (

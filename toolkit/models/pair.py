@@ -148,15 +148,10 @@ class ModelPair:
         if eagle3.is_eagle3(target):
             raise InputError(f"{target} is an EAGLE-3 draft, no target: give pair.target=TARGET pair.draft={target}")
         tokenizer = load_tokenizer(target, revision, trust_remote_code)
-        with_tokenizer = [source for source in sources if not eagle3.is_eagle3(source)]
+        with_tokenizer = [source for source in sources if not lacks_tokenizer(source)]
         unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
         model = _load_model(target, big, None if device_map or quantization else device)
-        small = [
-            eagle3.load(Path(source), options["dtype"], model, device)
-            if eagle3.is_eagle3(source)
-            else _load_model(source, dict(options, revision=draft_revision), device)
-            for source in sources
-        ]
+        small = [_load_draft(source, dict(options, revision=draft_revision), device, model) for source in sources]
         embedded = all(Path(source).parent == TOY for source in (target, *sources))
         is_toy = Path(target) == TOY / "target" and sources == [TOY / "draft"] and (TOY / "head").exists()
         return cls(
@@ -317,17 +312,25 @@ def load_draft(
 ) -> Any:
     """A draft alone: training a head needs only its states. Arguments as in `from_pretrained`.
 
-    target  the loaded model that an EAGLE-3 draft takes from what its folder lacks; None: it must hold all of it
+    target  the loaded model that a draft takes from what its folder lacks; None: it must hold all of it
     """
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
     check_device(device)
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    path = resolve(source)
-    if eagle3.is_eagle3(path):
-        return eagle3.load(Path(path), options["dtype"], target, device)
-    return _load_model(path, options, device)
+    return _load_draft(resolve(source), options, device, target)
+
+
+def _load_draft(source: str | Path, options: dict[str, Any], device: Device, target: Any) -> Any:
+    if eagle3.is_eagle3(source):
+        return eagle3.load(Path(source), options["dtype"], target, device)
+    return _load_model(source, options, device, target)
+
+
+def lacks_tokenizer(source: str | Path) -> bool:
+    """Whether a draft's folder is of a kind that has no tokenizer, for its target's is meant."""
+    return eagle3.is_eagle3(source) or reduced.is_compact(source)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -453,7 +456,7 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
     return {"device_map": "auto", **options, "quantization_config": bits}
 
 
-def _load_model(source: str | Path, options: dict[str, Any], device: str | None) -> Any:
+def _load_model(source: str | Path, options: dict[str, Any], device: str | None, target: Any = None) -> Any:
     import transformers
     from transformers import AutoModelForCausalLM
 
@@ -461,10 +464,12 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
         transformers.logging.disable_progress_bar()
     try:
         if reduced.is_reduced(source):
-            loaded: Any = reduced.load(Path(source), options["dtype"]), {"missing_keys": ()}
+            loaded: Any = reduced.load(Path(source), options["dtype"], target), {"missing_keys": ()}
         else:
             with gguf.LOADING:
                 loaded = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+    except InputError:
+        raise
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model, loading_info = loaded
