@@ -100,10 +100,10 @@ class Direct:
         return self
 
     def read_prob(self, step):
-        return self.of.prob(self.scorer(step))
+        return torch.sigmoid(self.scorer(step) + self.of.log_w_rej)
 
     def drawn_probs(self, step):
-        return self.of.probs(self.scorer(step))
+        return tuple(torch.sigmoid(self.scorer(step) + self.of.log_w_rej).unbind(-1))
 
 
 @pytest.mark.parametrize("kind", [PrereadHead, AcceptanceHead])
