@@ -91,7 +91,7 @@ class PriceTable:
 
     @classmethod
     def of(cls, table: LoadCost, batch_size: int, deepest: int, flat: bool, furthest: int = 0) -> PriceTable:
-        """The part of a table that rounds of at most `deepest` tokens need, of a draft that is at most `furthest` tokens behind."""
+        """What a table says of rounds of at most `deepest` tokens, of a draft that is at most `furthest` tokens behind."""
 
         def seconds(context: float) -> list[Tensor]:
             target = [table.target(batch_size, width, context) for width in range(1, deepest + 2)]
