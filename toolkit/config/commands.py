@@ -534,6 +534,12 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         Inputs | None,
         "fit acceptance from statistics of q instead, to these traces; dev_share of their texts is held out",
     ] = None
+    calibration: Annotated[
+        Inputs | None, "scale and shift these statistics, or `heads`, by depth, as these traces say"
+    ] = None
+    counts: Annotated[
+        str | None, File(), "with `statistics`: what an engine counted of its drafts; shifts by depth follow from it"
+    ] = None
     tuning: Annotated[
         Named | None,
         "with `statistics`: {DOMAIN: TRACES}, rows are compared, their settings chosen here",

@@ -1,1 +1,4 @@
-"""Calibration: scores of predicted probabilities (`scores`, needs torchmetrics), and maps that correct them by depth (`by_depth`)."""
+"""Calibration: scores of predicted probabilities (`scores`), and maps that correct them by depth (`by_depth`).
+
+Scores need torchmetrics, maps torch alone, for they work while decoding.
+"""

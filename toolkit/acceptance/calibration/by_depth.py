@@ -1,15 +1,15 @@
-"""Calibration by depth: an estimator's logits, scaled and shifted by the token's depth in the round, become probabilities.
+"""Calibration by depth: logits of an estimator, scaled and shifted by the depth in the round, become probabilities.
 
     logit of P(accepted) = scale of depth k * logit + shift of depth k
 
 Method: sequential temperature scaling, of which vllm#52053 speaks: a temperature per draft position, one position after another.
 theirs -> ours: temperature -> 1 / scale. No text of it was read.
 Deviation: a shift by depth as well. Acceptance of one domain is another's with a shift, far more than with a scale.
-Deviation: labels are probabilities given that the tokens before are accepted, so each depth is fitted to its own positions, and
-survival, the product over depths, is calibrated with them. A depth is pulled to the one before it with the weight of PULL positions,
-the first one to no change; a depth without positions is as the one before it.
+Deviation: labels are probabilities given that the tokens before are accepted. So each depth is fitted to its own positions, and
+survival, the product over depths, is calibrated with them. A depth is pulled to the one before it with the weight of PULL
+positions, the first one to no change. A depth without positions is as the one before it.
 
-`analysis.heads calibration=[TRACES]` fits it to recordings. A server's counts say one rate per depth, from which follow shifts alone.
+`analysis.heads calibration=[TRACES]` fits it to recordings. A server counts one rate per depth: shifts alone follow from these.
 
 Shapes: n tokens.
 """
@@ -68,7 +68,10 @@ class ByDepth:
 
     @classmethod
     def shifted(cls, logits: Tensor, depth: Tensor, rates: list[float]) -> ByDepth:
-        """The shifts with which the mean estimate at depth 1, 2, ... is the rate; a depth without logits [n] is as the one before."""
+        """The shifts with which the mean estimate at depth 1, 2, ... is the rate.
+
+        A depth without logits [n] is as the one before it.
+        """
         shifts = [0.0]
         for level, rate in enumerate(rates, start=1):
             here, low, high = logits[depth == level].double(), -30.0, 30.0
