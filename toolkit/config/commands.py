@@ -34,6 +34,7 @@ from toolkit.config.notes import (
     meaning_of,
     notes,
 )
+from toolkit.config.values import options
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
@@ -120,7 +121,7 @@ class Tracked(ConfigSection):
 
 
 class Grid(ConfigSection):
-    """Methods of conf/method/, each with lists of values for its keys: checked by `methods.check_grid`."""
+    """Methods of conf/method/, each with lists of values for its keys: checked by `check.check`."""
 
 
 class OfMethod(ConfigSection):
@@ -615,6 +616,12 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, ConfigSection):
         return value
     return {name: _plain(content) for name, content in vars(value).items()}
+
+
+def section_in(annotation: Any) -> type[ConfigSection] | None:
+    """The declared section that an annotation asks for, if it does."""
+    kinds = (kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, ConfigSection))
+    return next(kinds, None)
 
 
 def group_of(annotation: Any) -> ConfigGroup | None:
