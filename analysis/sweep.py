@@ -16,6 +16,7 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,9 +53,10 @@ from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
+from toolkit.files import lock
 from toolkit.files.atomic import write_json
 from toolkit.files.text import first_line
-from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
+from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import MANIFEST, check_some_done, finished_stage, open_stage, read_manifest, settings_hash
 from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 from toolkit.trace.store import without_states
@@ -219,14 +221,15 @@ class Work:
         rows = _read_rows(path)
         if rows is not None:
             return rows
+        alone = lock.alone(self.folder, RECORDING) if self.cfg.world_size > 1 else nullcontext()
         if setting.method == ORACLE:
             rows = self.context.score_oracle(setting, responses_of(self.done), progress.round_done)
         elif setting in self.replayed:
-            with alone(self.folder, RECORDING, self.cfg):
+            with alone:
                 self.recording.trace_for(setting)
             rows = self.recording.rows(setting)
         elif setting.method == PLAIN:
-            with alone(self.folder, RECORDING, self.cfg):
+            with alone:
                 rows = _read_rows(path)
                 if rows is None:
                     rows = _written(self.context.decode(setting, progress.prompt_done, progress.round_done), path)

@@ -24,7 +24,7 @@ from toolkit.errors import InputError, warn
 from toolkit.files.shards import is_gguf
 from toolkit.files.text import first_line
 from toolkit.models import draft_formats, eagle3, gguf, reduced
-from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
+from toolkit.models.chat import check_options, encode_chat
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
 from toolkit.types import Prompt
@@ -232,7 +232,12 @@ class ModelPair:
         except Exception as error:  # tokenizers and chat templates have errors of their own
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(f"the prompt could not be encoded ({reason})") from error
-        warn_of_two_starts(tokenizer, ids)
+        start = getattr(tokenizer, "bos_token_id", None)
+        if start is not None and ids[:2] == [start, start]:  # a chat template wrote one, and the tokenizer another
+            warn(
+                f"the prompt begins with {tokenizer.bos_token} twice: the tokenizer puts one in front, so leave it out of the "
+                "text, or pass messages"
+            )
         return ids
 
     def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
