@@ -19,7 +19,7 @@ from analysis.multi_draft.acceptance_table import (
 from analysis.multi_draft.target_texts import TargetText, expected_acceptance, optima, spread_uniforms
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
-from analysis.tables.rows import load_rows
+from analysis.tables.selection import load_rows
 from tests.analysis.table_sweeps import PAIR, sweep_config, table
 from toolkit import ModelPair, config
 from toolkit.decoding import decode
