@@ -12,7 +12,8 @@ import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap, brackets
 from analysis.tables.files import markdown, read_table
-from analysis.tables.rows import COUNTS, load_rows
+from analysis.tables.rows import COUNTS
+from analysis.tables.selection import load_rows
 from benchmarks.evidence import made_by
 from benchmarks.real.folder import EAGLE3, FOLDER, noted, rows_of
 from benchmarks.real.settings import FIXED, PLAIN, choices, priced, replayed
