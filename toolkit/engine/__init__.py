@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.engine.base import Reading, Session
+from toolkit.engine.base import BlockSession, Reading, Session
 from toolkit.engine.capture import Captures
-from toolkit.engine.facts import reads_states
+from toolkit.engine.facts import block_length, reads_states
 from toolkit.engine.tabular import TabularModel
 
-__all__ = ["Reading", "Session", "TabularModel", "open_session"]
+__all__ = ["BlockSession", "Reading", "Session", "TabularModel", "open_session"]
 
 
 def open_session(
@@ -34,6 +34,10 @@ def open_session(
         return session
     from toolkit.engine.hf import HFSession  # transformers is imported only where it is needed
 
+    if block_length(model) is not None:
+        from toolkit.engine.block_reader import BlockReader
+
+        return BlockReader(model, num_rows, capacity, target)
     if reads_states(model):
         from toolkit.engine.state_reader import StateReader
 

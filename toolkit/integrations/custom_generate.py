@@ -30,7 +30,7 @@ from toolkit import config
 from toolkit.costs.kept import with_costs
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import DecodingError, InputError
-from toolkit.models.eagle3 import is_eagle3
+from toolkit.models.draft_formats import reads_target
 from toolkit.models.generation_config import OTHERS
 from toolkit.models.pair import ModelPair, load_draft, load_tokenizer, resolve, unshared_by, unshared_tokens
 from toolkit.types import Counts, Generation
@@ -93,7 +93,7 @@ def custom_generate(
 ) -> Tensor | SpeculativeOutput:
     """Decode input_ids [B, T] (padded left or right, see attention_mask) with a method of `conf/method/`.
 
-    draft      a folder or hub name (an EAGLE-3 draft, too), a model, or a list of these; None: methods that need none
+    draft      a folder or hub name (of any kind that pairs take), a model, or a list of these; None: methods that need none
     method     None: "rate" with a head or statistics, else "best_source" with a draft, else "lookup_rate"
     head       folder of an acceptance head, for methods that need one
     statistics  file of `analysis.heads statistics=`: acceptance where there is no head
@@ -171,7 +171,7 @@ def _make_pair(model: Any, drafts: Sequence[Any]) -> ModelPair:
     for source in drafts:
         if isinstance(source, str | Path):
             path = resolve(source)
-            if not is_eagle3(path):  # which is of the target's tokens
+            if not reads_target(path):  # which is of the target's tokens
                 unshared |= set(unshared_by(_own_tokenizer(model), [path], None, False))
             loaded.append(load_draft(source, device, dtype, target=model))
         else:

@@ -23,7 +23,7 @@ from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions,
 from toolkit.errors import InputError, warn
 from toolkit.files.shards import is_gguf
 from toolkit.files.text import first_line
-from toolkit.models import draft_formats, eagle3, gguf, reduced
+from toolkit.models import block_format, draft_formats, eagle3, gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
@@ -145,15 +145,17 @@ class ModelPair:
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
-        if eagle3.is_eagle3(target):
-            raise InputError(f"{target} is an EAGLE-3 draft, no target: give pair.target=TARGET pair.draft={target}")
+        if draft_formats.reads_target(target):
+            kind = draft_formats.kind_of(Path(target))
+            name = "an EAGLE-3" if kind == draft_formats.EAGLE3 else f"a {kind}"
+            raise InputError(f"{target} is {name} draft, no target: give pair.target=TARGET pair.draft={target}")
         tokenizer = load_tokenizer(target, revision, trust_remote_code)
-        with_tokenizer = [source for source in sources if not eagle3.is_eagle3(source)]
+        with_tokenizer = [source for source in sources if not draft_formats.reads_target(source)]
         unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
         model = _load_model(target, big, None if device_map or quantization else device)
         small = [
-            eagle3.load(Path(source), options["dtype"], model, device)
-            if eagle3.is_eagle3(source)
+            _load_reader(Path(source), options["dtype"], model, device)
+            if draft_formats.reads_target(source)
             else _load_model(source, dict(options, revision=draft_revision), device)
             for source in sources
         ]
@@ -317,7 +319,7 @@ def load_draft(
 ) -> Any:
     """A draft alone: training a head needs only its states. Arguments as in `from_pretrained`.
 
-    target  the loaded model that an EAGLE-3 draft takes from what its folder lacks; None: it must hold all of it
+    target  the loaded model that a draft of its states takes from what its folder lacks; None: it must hold all of it
     """
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
@@ -325,9 +327,16 @@ def load_draft(
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     path = resolve(source)
-    if eagle3.is_eagle3(path):
-        return eagle3.load(Path(path), options["dtype"], target, device)
+    if draft_formats.reads_target(path):
+        return _load_reader(Path(path), options["dtype"], target, device)
     return _load_model(path, options, device)
+
+
+def _load_reader(folder: Path, dtype: Any, target: Any, device: str) -> Any:
+    """A draft that reads its target's states (`draft_formats.STATE_READERS`)."""
+    if block_format.is_block(folder):
+        return block_format.load(folder, dtype, target, device)
+    return eagle3.load(folder, dtype, target, device)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -342,7 +351,7 @@ def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote
     except Exception as error:  # whatever their files make them raise
         reason = first_line(error)
         if isinstance(path, Path) and not any(any(path.glob(files)) for files in TOKENIZER_FILES):
-            reason = "the folder has none; expected a whole checkpoint, or an EAGLE-3 draft, which needs none"
+            reason = "the folder has none; expected a whole checkpoint, or an EAGLE-3, DFlash or DSpark draft, which needs none"
         raise InputError(f"could not load a tokenizer from {path}: {reason}") from error
 
 
@@ -359,7 +368,7 @@ def unshared_by(
                 raise
             reason, folder = str(error).rstrip("."), f"hf download {source} --local-dir FOLDER, then pair.draft=FOLDER"
             raise InputError(
-                f"{reason}; a draft without a tokenizer (EAGLE-3) is read from a folder: {folder}"
+                f"{reason}; a draft without a tokenizer (EAGLE-3, DFlash, DSpark) is read from a folder: {folder}"
             ) from error
         tokens |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
     return tuple(sorted(tokens))
