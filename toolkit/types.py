@@ -13,6 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from toolkit.errors import InputError
+
+UNDRAWN = "a policy reads the probability of a token before it is drawn: expected that in `step`, not in `read`"
 SMALLEST = 1e-6  # probabilities below count as this where their logarithms are taken
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]  # a text, its token ids, or chat messages
 
@@ -185,13 +188,15 @@ class DraftStep:
     @cached_property
     def token_prob(self) -> Tensor:
         """Unwarped probability of the drawn token [B]."""
-        assert self.tokens is not None
+        if self.tokens is None:
+            raise InputError(UNDRAWN)
         return self.raw_probs.gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
 
     @cached_property
     def draft_prob(self) -> Tensor:
         """q_k(y_k), warped [B]."""
-        assert self.tokens is not None
+        if self.tokens is None:
+            raise InputError(UNDRAWN)
         return self.probs.gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
 
 

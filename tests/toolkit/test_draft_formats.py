@@ -391,9 +391,6 @@ LAYER = {
         ({"model_type": "llama", "num_hidden_layers": 1}, {"mtp.fc.weight": torch.zeros(4, 8)}, "MTP"),
         ({"medusa_num_heads": 5, "medusa_num_layers": 1}, LAYER, "Medusa"),
         ({"hydra_num_heads": 4}, LAYER, "Hydra"),
-        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": {}, "num_hidden_layers": 5}, LAYER,
-         "DFlash"),
-        ({"speculators_model_type": "dspark"}, LAYER, "DSpark"),
         ({"speculators_model_type": "peagle"}, LAYER, "P-EAGLE"),
         ({"speculators_model_type": "new"}, LAYER, "new"),
         ({"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"}, LAYER, "MLP speculator"),
@@ -418,5 +415,7 @@ def test_ordinary_models_are_none_of_these(tiny_pair, tmp_path):
     for classes in (["Qwen3NextForCausalLM"], ["Eagle2_5_VLForConditionalGeneration"], None):
         write(tmp_path / "other", {"architectures": classes, "num_hidden_layers": 4}, {"mtp.fc.weight": torch.zeros(2)})
         assert resolve(tmp_path / "other")
-    with pytest.raises(InputError, match="the folder has none; expected a whole checkpoint, or an EAGLE-3 draft"):
+    with pytest.raises(
+        InputError, match="the folder has none; expected a whole checkpoint, or an EAGLE-3, DFlash or DSpark draft"
+    ):
         load_tokenizer(tmp_path / "one_layer")

@@ -14,7 +14,7 @@ import torch
 
 from toolkit.costs.clock import Stopwatch
 from toolkit.costs.table import CostTable
-from toolkit.engine import Session
+from toolkit.engine import BlockSession, Session
 from toolkit.engine.engine import engine_of
 from toolkit.files.machine import processor
 from toolkit.models.pair import ModelPair
@@ -53,7 +53,10 @@ def measure(
                     _hold(sessions.target, context)
                     _hold(session, context)
                     with watch:
-                        session.extend(tokens[:, :width], last=width)
+                        if isinstance(session, BlockSession):  # a block costs the same, however much of it is sent
+                            session.draft(tokens[:, :2], [2] * batch_size)
+                        else:
+                            session.extend(tokens[:, :width], last=width)
         laps = [[watch.seconds[warm_up:] for watch in row] for row in watches]
     seconds = [[median(times) for times in row] for row in laps]
     spread = median((max(times) - min(times)) / median(times) for row in laps for times in row)

@@ -6,6 +6,7 @@ from toolkit.decoding.method import Method
 from toolkit.decoding.proposers import (
     BeamChainProposer,
     BestSourceProposer,
+    BlockProposer,
     ChainProposer,
     DraftContext,
     ForestProposer,
@@ -21,6 +22,7 @@ __all__ = [
     "BeamChainProposer",
     "Beams",
     "BestSourceProposer",
+    "BlockProposer",
     "ChainProposer",
     "Decoded",
     "DraftContext",

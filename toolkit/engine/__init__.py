@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from toolkit.engine.base import Reading, Session
+from toolkit.engine.base import BlockSession, Reading, Session
 from toolkit.engine.engine import open_session
 from toolkit.engine.tabular import TabularModel
 
-__all__ = ["Reading", "Session", "TabularModel", "open_session"]
+__all__ = ["BlockSession", "Reading", "Session", "TabularModel", "open_session"]

@@ -143,3 +143,21 @@ class Session(ABC):
     @abstractmethod
     def cache_bytes(self) -> int:
         """Memory of the keys and values."""
+
+
+class BlockSession(Session):
+    """The session of a draft that gives a block of tokens in one forward pass. Its cache holds the text, never a draft."""
+
+    @abstractmethod
+    def draft(self, tokens: Tensor, counts: list[int]) -> None:
+        """Read what is missing of the texts, and compute a block after each of them.
+
+        tokens, counts  as of `extend`; the newest token of every row, which begins its block, stays unread
+        """
+
+    @abstractmethod
+    def position(self, depth: int, before: Tensor | None) -> Reading:
+        """What predicts the token at a depth of the blocks, from 1: logits [B, 1, V], hidden [B, 1, D].
+
+        before [B]  the token before it; None at depth 1: the text's newest
+        """

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from toolkit.config.values import check_ranges
 from toolkit.engine.base import Session
 from toolkit.engine.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
-from toolkit.engine.facts import check_mode, forwards_lock, reads_states, vocab_size
+from toolkit.engine.facts import block_length, check_mode, forwards_lock, reads_states, vocab_size
 from toolkit.engine.packing import PackedLinears
 
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
@@ -257,6 +257,10 @@ def open_session(
         return session
     from toolkit.engine.hf import HFSession  # transformers is imported only where it is needed
 
+    if block_length(model) is not None:
+        from toolkit.engine.block_reader import BlockReader
+
+        return BlockReader(model, num_rows, capacity, target)
     if reads_states(model):
         from toolkit.engine.state_reader import StateReader
 

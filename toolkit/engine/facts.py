@@ -24,8 +24,14 @@ POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")  
 
 
 def reads_states(model: Any) -> bool:
-    """Whether this is a draft that reads the target's states (EAGLE-3)."""
+    """Whether this is a draft that reads the target's states (EAGLE-3, DFlash, DSpark)."""
     return hasattr(model, "target_layers")
+
+
+def block_length(model: Any) -> int | None:
+    """How many tokens a draft gives in one forward pass (DFlash, DSpark); None: it drafts one after another."""
+    length: int | None = getattr(model, "block_length", None)
+    return length
 
 
 def vocab_size(model: Any) -> int:

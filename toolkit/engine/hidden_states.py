@@ -15,8 +15,8 @@ from toolkit.engine.facts import output_shape
 
 
 def state_width(model: Any) -> int:
-    """Width D of the final state."""
-    return output_shape(model)[1]
+    """Width D of the final state, or of what a draft says that heads read in its place."""
+    return getattr(model, "state_width", None) or output_shape(model)[1]
 
 
 @contextmanager

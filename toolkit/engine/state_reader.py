@@ -26,9 +26,22 @@ from toolkit.engine.tree import Placement
 from toolkit.errors import InputError
 
 NEEDS_TARGET = (
-    "an EAGLE-3 draft reads its target's states and cannot be read alone: it decodes beside its target, toolkit.distill "
-    "trains it and data_gen.traces records it; token-mixed datasets and the oracle need a draft of its own"
+    "an EAGLE-3, DFlash or DSpark draft reads its target's states and cannot be read alone: it decodes beside its target, "
+    "toolkit.distill trains it and data_gen.traces records it; token-mixed datasets and the oracle need a draft of its own"
 )
+
+
+def session_with_states(draft: Any, target: Session | None) -> HFSession:
+    """The target's session. Raises InputError unless its cache keeps the states that a draft reads."""
+    if target is None:
+        raise InputError(NEEDS_TARGET)
+    if not isinstance(target, HFSession) or target.kept_layers != tuple(draft.target_layers):
+        raise InputError(
+            f"the draft reads layers {list(draft.target_layers)} of a transformers target, whose cache keeps "
+            f"{list(getattr(target, 'kept_layers', ()))}: expected one EAGLE-3, DFlash or DSpark draft, or several of the "
+            "same layers"
+        )
+    return target
 
 
 class StateReader(HFSession):
@@ -41,14 +54,7 @@ class StateReader(HFSession):
 
     def __init__(self, model: Any, num_rows: int, capacity: int, captures: Captures | None, target: Session | None):
         super().__init__(model, num_rows, capacity, captures, kept_layers=(0,))
-        if target is None:
-            raise InputError(NEEDS_TARGET)
-        if not isinstance(target, HFSession) or target.kept_layers != tuple(model.target_layers):
-            raise InputError(
-                f"the draft reads layers {list(model.target_layers)} of a transformers target, whose cache keeps "
-                f"{list(getattr(target, 'kept_layers', ()))}: expected one EAGLE-3 draft, or several of the same layers"
-            )
-        self.target = target
+        self.target = session_with_states(model, target)
         self.certain = [0] * num_rows
 
     def _more_inputs(self, placement: Placement, rows: list[int], parents: Tensor | None) -> tuple[Tensor, ...]:

@@ -100,7 +100,7 @@ def custom_generate(
 ) -> Tensor | SpeculativeOutput:
     """Decode input_ids [B, T] (padded left or right, see attention_mask) with a method of `conf/method/`.
 
-    draft      a folder or hub name (an EAGLE-3 draft, too), a model, or a list of these; None: methods that need none
+    draft      a folder or hub name (of any kind that pairs take), a model, or a list of these; None: methods that need none
     method     None: "rate" with a head or statistics, else "best_source" with a draft, else "lookup_rate"
     head       folder of an acceptance head, for methods that need one
     statistics  file of `analysis.heads statistics=`: acceptance where there is no head

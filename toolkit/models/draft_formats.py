@@ -50,6 +50,7 @@ KINDS = {  # by the names of classes and model types
 }
 BY_KEY = {"draft_vocab_size": EAGLE3, "eagle_config": EAGLE3, "dflash_config": "DFlash", "dspark_config": "DSpark",
           "medusa_num_heads": "Medusa", "hydra_num_heads": "Hydra"}  # fmt: skip
+STATE_READERS = (EAGLE3, "DFlash", "DSpark")
 SHARDS = (("model.safetensors", "model-*.safetensors"), ("pytorch_model.bin", "pytorch_model-*.bin"))
 
 
@@ -58,14 +59,19 @@ def is_eagle3(source: str | Path) -> bool:
     return kind_of(Path(source)) == EAGLE3
 
 
+def reads_target(source: str | Path) -> bool:
+    """Whether a folder holds a draft that reads its target's states, whose tokenizer is the target's (STATE_READERS)."""
+    return kind_of(Path(source)) in STATE_READERS
+
+
 def check_kind(folder: Path) -> None:
     """Raises InputError if a folder holds a draft of a kind that is not read here, and says which."""
     kind = kind_of(folder)
-    if kind not in (None, EAGLE3):
+    if kind is not None and kind not in STATE_READERS:
         raise InputError(
             f"{folder} holds a draft of the kind {kind}, which is not supported: expected a causal language model with the "
-            "target's tokenizer, or an EAGLE-3 draft (speculators, SpecForge, EAGLE's authors); toolkit.distill kind=eagle3 "
-            "trains one"
+            "target's tokenizer, an EAGLE-3 draft (speculators, SpecForge, EAGLE's authors), or a DFlash or DSpark draft "
+            "(speculators); toolkit.distill kind=eagle3, dflash or dspark trains one"
         )
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
         if target is not None:
             _check_target(folder, config, layer, layers, state, target)
         width = state["fc.weight"].shape[1] if target is None else len(layers) * base.hidden_size
-        tokens = _tokens_of_rows(folder, state, layer.vocab_size)
+        tokens = tokens_of_rows(folder, state, layer.vocab_size)
         model: Any = Eagle3(layer, layers, width, tokens, [flag for flag in FLAGS if config.get(flag)])
     except InputError:
         raise
@@ -331,14 +331,11 @@ def _check_target(
     folder: Path, config: dict[str, Any], layer: Any, layers: Sequence[int], state: dict[str, Tensor], target: Any
 ) -> None:
     """Raises InputError unless the draft was made for a target of this shape; warns if its target has another name."""
-    base, name = target.config.get_text_config(), str(getattr(target, "name_or_path", "") or "")
+    base = target.config.get_text_config()
     if layer.vocab_size != base.vocab_size:
         count = layer.vocab_size
         raise InputError(f"{folder}: the draft was made for {count} tokens, the target has {base.vocab_size}")
-    stated = str(((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path") or "")
-    own_name = Path(stated).name
-    if own_name and name and own_name.lower() not in name.lower() and not own_name.endswith(".gguf"):
-        warn(f"{folder} is the draft of {stated}, the target is {name}: expect that fewer tokens are accepted")
+    check_name(folder, config, target)
     if not all(0 <= number < base.num_hidden_layers for number in layers) or list(layers) != sorted(set(layers)):
         raise InputError(
             f"{folder}: {LAYER_IDS}: expected ascending layers below the target's {base.num_hidden_layers}, got {layers}"
@@ -351,7 +348,16 @@ def _check_target(
         )
 
 
-def _tokens_of_rows(folder: Path, state: dict[str, Tensor], size: int) -> Tensor:
+def check_name(folder: Path, config: Mapping[str, Any], target: Any) -> None:
+    """Warns if a draft's target has another name."""
+    name = str(getattr(target, "name_or_path", "") or "")
+    stated = str(((config.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path") or "")
+    own_name = Path(stated).name
+    if own_name and name and own_name.lower() not in name.lower() and not own_name.endswith(".gguf"):
+        warn(f"{folder} is the draft of {stated}, the target is {name}: expect that fewer tokens are accepted")
+
+
+def tokens_of_rows(folder: Path, state: dict[str, Tensor], size: int) -> Tensor:
     """The tokens of the output rows. Raises InputError unless they are different tokens of the vocabulary."""
     rows = state["lm_head.weight"].shape[0]
     if "d2t" not in state:

@@ -23,7 +23,7 @@ from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions,
 from toolkit.errors import InputError, warn
 from toolkit.files.shards import is_gguf
 from toolkit.files.text import first_line
-from toolkit.models import draft_formats, eagle3, gguf, reduced
+from toolkit.models import block_format, draft_formats, eagle3, gguf, reduced
 from toolkit.models.chat import check_options, encode_chat
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
@@ -145,8 +145,10 @@ class ModelPair:
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
-        if eagle3.is_eagle3(target):
-            raise InputError(f"{target} is an EAGLE-3 draft, no target: give pair.target=TARGET pair.draft={target}")
+        if draft_formats.reads_target(target):
+            kind = draft_formats.kind_of(Path(target))
+            name = "an EAGLE-3" if kind == draft_formats.EAGLE3 else f"a {kind}"
+            raise InputError(f"{target} is {name} draft, no target: give pair.target=TARGET pair.draft={target}")
         tokenizer = load_tokenizer(target, revision, trust_remote_code)
         with_tokenizer = [source for source in sources if not lacks_tokenizer(source)]
         unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
@@ -328,14 +330,21 @@ def load_draft(
 
 
 def _load_draft(source: str | Path, options: dict[str, Any], device: Device, target: Any) -> Any:
-    if eagle3.is_eagle3(source):
-        return eagle3.load(Path(source), options["dtype"], target, device)
+    if draft_formats.reads_target(source):
+        return _load_reader(Path(source), options["dtype"], target, device)
     return _load_model(source, options, device, target)
 
 
 def lacks_tokenizer(source: str | Path) -> bool:
     """Whether a draft's folder is of a kind that has no tokenizer, for its target's is meant."""
-    return eagle3.is_eagle3(source) or reduced.is_compact(source)
+    return draft_formats.reads_target(source) or reduced.is_compact(source)
+
+
+def _load_reader(folder: Path, dtype: Any, target: Any, device: str) -> Any:
+    """A draft that reads its target's states (`draft_formats.STATE_READERS`)."""
+    if block_format.is_block(folder):
+        return block_format.load(folder, dtype, target, device)
+    return eagle3.load(folder, dtype, target, device)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -350,7 +359,7 @@ def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote
     except Exception as error:  # whatever their files make them raise
         reason = first_line(error)
         if isinstance(path, Path) and not any(any(path.glob(files)) for files in TOKENIZER_FILES):
-            reason = "the folder has none; expected a whole checkpoint, or an EAGLE-3 draft, which needs none"
+            reason = "the folder has none; expected a whole checkpoint, or an EAGLE-3, DFlash or DSpark draft, which needs none"
         raise InputError(f"could not load a tokenizer from {path}: {reason}") from error
 
 
@@ -367,7 +376,7 @@ def unshared_by(
                 raise
             reason, folder = str(error).rstrip("."), f"hf download {source} --local-dir FOLDER, then pair.draft=FOLDER"
             raise InputError(
-                f"{reason}; a draft without a tokenizer (EAGLE-3) is read from a folder: {folder}"
+                f"{reason}; a draft without a tokenizer (EAGLE-3, DFlash, DSpark) is read from a folder: {folder}"
             ) from error
         tokens |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
     return tuple(sorted(tokens))

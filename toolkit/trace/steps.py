@@ -18,7 +18,7 @@ from torch import Tensor
 from toolkit.errors import InputError
 from toolkit.stopping.base import State, StoppingPolicy, in_context
 from toolkit.trace.trace import OLDER, Rows, Trace
-from toolkit.types import STEP_NAMES, History
+from toolkit.types import STEP_NAMES, UNDRAWN, History
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,12 @@ class RecordedStep:
     def _read(self, values: Tensor | Rows) -> Tensor:
         return values[self.index] if self.device is None else values[self.index].to(self.device)
 
+    def _read_drawn(self, values: Tensor) -> Tensor:
+        """Facts of y_k. Raises InputError while it has not been drawn."""
+        if not self.drawn:
+            raise InputError(UNDRAWN)
+        return self._read(values)
+
     @property
     def tokens(self) -> Tensor | None:
         """y_k [B]."""
@@ -117,12 +123,12 @@ class RecordedStep:
     @property
     def draft_prob(self) -> Tensor:
         """q_k(y_k), warped [B]."""
-        return self._read(self.trace.draft_prob)
+        return self._read_drawn(self.trace.draft_prob)
 
     @property
     def token_prob(self) -> Tensor:
         """Unwarped probability of y_k [B]."""
-        return self._read(self.trace.token_prob)
+        return self._read_drawn(self.trace.token_prob)
 
     @property
     def entropy(self) -> Tensor:

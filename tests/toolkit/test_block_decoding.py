@@ -1,0 +1,213 @@
+"""Blocks of tokens: whole outputs by enumeration for every method that takes them, and whether policies anticipate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from toolkit import config
+from toolkit.decoding import BlockProposer, ChainProposer, Method, Sampling, decode
+from toolkit.errors import InputError
+from toolkit.sampling import warp
+from toolkit.stopping import Always, Confidence, Fixed, StoppingPolicy
+from toolkit.testing import chi_square
+from toolkit.testing.blocks import block_pair, check_anticipation
+from toolkit.types import DraftStep
+from toolkit.verification import get
+
+CHAINS = [
+    name for name in config.choices("method")
+    if type(config.method(name).proposer) in (ChainProposer, BlockProposer) and config.method(name).rule.lossless
+    and config.method(name).beams is None
+]  # fmt: skip
+LEVEL = 1e-3 / 60  # Bonferroni over the tests of whole outputs
+RUNS = 4000
+SETTINGS = {
+    "plain": {},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.8},
+    "penalty": {"repetition_penalty": 1.6},
+}
+
+
+class ConstantScore:
+    """Estimates for tests: a token's acceptance by q's largest probability, whatever was asked."""
+
+    def bind(self, pair):
+        return self
+
+    def position_prob(self, step):
+        return step.top_probs[:, 0].to(torch.float32)
+
+    def read_prob(self, step):
+        return self.position_prob(step)
+
+    def drawn_prob(self, step):
+        return self.position_prob(step)
+
+    def drawn_probs(self, step):
+        return self.position_prob(step), self.position_prob(step)
+
+
+def method_of(name, *overrides):
+    """A method whose head, if it has one, is replaced by a score."""
+    method = config.method(name, overrides)
+    if (
+        "Preread" in type(getattr(method.policy, "estimator", None)).__name__
+        or "Head" in type(getattr(method.policy, "estimator", None)).__name__
+    ):
+        method = replace(method, policy=replace(method.policy, estimator=ConstantScore()))
+    return method
+
+
+def expected_outputs(pair, prompt, length, sampling):
+    """Probability of every output of at most `length` tokens by the target alone, and the outputs."""
+    end, size, distribution = pair.end_ids[0], pair.vocab_size, {}
+    for output in product(range(size), repeat=length):
+        cut = output[: output.index(end) + 1] if end in output else output
+        probability, text = 1.0, list(prompt)
+        for token in cut:
+            seen = torch.zeros(size, dtype=torch.bool).index_fill(0, torch.tensor(text), True)
+            logits = pair.target.probs[pair.target.state(text)].log()
+            probability *= float(warp(logits, sampling, seen)[token])
+            text.append(token)
+        distribution[tuple(cut)] = probability
+    return distribution
+
+
+def pvalue(pair, method, sampling, runs=RUNS, batch_size=RUNS):
+    """p-value of whole outputs of two different prompts side by side, by chi-square."""
+    prompts = [[0, 1], [2]]
+    generations = decode(pair, prompts * (runs // 2), method, sampling, batch_size=min(batch_size, runs))
+    values = []
+    for number, prompt in enumerate(prompts):
+        expected = expected_outputs(pair, prompt, sampling.max_new_tokens, sampling)
+        outputs = sorted(expected)
+        seen = dict.fromkeys(outputs, 0)
+        for generation in generations[number::2]:
+            seen[tuple(generation.token_ids)] = seen.get(tuple(generation.token_ids), 0) + 1
+        assert set(seen) == set(outputs)
+        counts = torch.tensor([seen[output] for output in outputs]).double()
+        means = torch.tensor([expected[output] for output in outputs]).double() * (runs // 2)
+        rare = (means < 5) & (means > 0)  # together: chi-square needs some of each
+        kept = [torch.cat([part[~rare], part[rare].sum(0, keepdim=True)]) for part in (counts, means)]
+        values.append(chi_square(*kept))
+    return min(values), generations
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_whole_outputs_follow_the_targets_distribution(name):
+    """Four tokens, one of which ends a text; blocks of four whose q depends on the token before."""
+    if name == "autoregressive":
+        pytest.skip("it drafts nothing")
+    method = method_of(name)
+    value, generations = pvalue(block_pair(4), method, Sampling(max_new_tokens=3, seed=5))
+    rounds = [round_ for generation in generations for round_ in generation.rounds]
+    assert value > LEVEL
+    assert all(round_.num_drafted <= 2 and round_.num_draft_calls <= 1 for round_ in rounds)
+    assert any(round_.num_accepted for round_ in rounds) and any(not round_.bonus for round_ in rounds)
+
+
+@pytest.mark.parametrize(("setting", "rule"), [*product(SETTINGS, ["rejection", "block"])])
+@pytest.mark.parametrize("markov", [False, True])
+def test_sampling_settings_and_both_rules(setting, rule, markov):
+    method = Method("blocks", Confidence(0.4), get(rule))
+    sampling = Sampling(max_new_tokens=3, seed=7, **SETTINGS[setting])
+    assert pvalue(block_pair(3, markov), method, sampling)[0] > LEVEL
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [7, RUNS])
+def test_blocks_of_every_length_in_uneven_batches(length, batch_size):
+    """Texts end inside of blocks, and limits cut them."""
+    runs = RUNS if batch_size == RUNS else 700
+    method = Method("blocks", Fixed(4), get("rejection"))
+    pair = block_pair(length)
+    value, generations = pvalue(pair, method, Sampling(max_new_tokens=4, seed=length), runs, batch_size)
+    assert value > LEVEL
+    rounds = [round_ for generation in generations for round_ in generation.rounds]
+    assert max(round_.num_drafted for round_ in rounds) == min(length, 3)
+    assert length == 1 or any(
+        generation.token_ids[-1] == 3 and generation.rounds[-1].num_produced == generation.rounds[-1].num_accepted
+        for generation in generations
+    ), "some text ends inside of a block"
+    for generation in generations:
+        counts = generation.counts
+        assert counts.num_drafted + counts.num_target_calls == counts.num_generated + counts.num_discarded
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    pair, method = block_pair(3), Method("blocks", Confidence(0.4), get("rejection"))
+    prompts, sampling = [[0, 1], [2], [1, 1, 0]] * 4, Sampling(max_new_tokens=12, seed=2)
+    together = decode(pair, prompts, method, sampling, batch_size=5)
+    alone = [decode(pair, [prompt], method, sampling, row_ids=[row])[0] for row, prompt in enumerate(prompts)]
+    for one, other in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids and one.counts == other.counts
+
+
+# -- anticipation -----------------------------------------------------------------------------------------------------
+
+
+class Trimmed(BlockProposer):
+    """A control: it draws the whole block, and leaves out what comes after a token that its draft is not sure of."""
+
+    def propose(self, context, policy, state):
+        proposal, state = super().propose(context, Always(), state)
+        if not proposal.num_nodes:
+            return proposal, state
+        probs = proposal.draft_probs.gather(-1, proposal.tokens.unsqueeze(-1)).squeeze(-1)
+        unsure = probs < 0.5
+        sent = torch.where(unsure.any(1), unsure.int().argmax(1), proposal.num_drafted)
+        return replace(proposal, num_drafted=sent), state
+
+
+class AsksTooSoon(StoppingPolicy):
+    """A policy that reads the token's own probability before the token is drawn."""
+
+    reads = True
+
+    def read(self, step, state):
+        return state, step.token_prob > 0.5
+
+
+def policies():
+    for name in config.choices("stopping"):
+        settings = config.plain(config.compose("method_only", [f"+stopping@policy={name}"])["policy"])
+        estimator = settings.get("estimator", {})
+        if "head" in estimator or "Confidence" in estimator.get("_target_", ""):
+            settings.pop("estimator")
+            policy = config.instantiate({**settings, "_partial_": True})(estimator=ConstantScore())
+        else:
+            policy = config.instantiate(settings)
+        if not policy.reads_matches:
+            yield name, policy.within(3).bind(None)
+
+
+@pytest.mark.parametrize(("name", "policy"), list(policies()))
+def test_no_policy_anticipates(name, policy):
+    for proposer in (BlockProposer(), ChainProposer()):
+        assert check_anticipation(policy, proposer) < 1e-12
+
+
+def test_trimming_after_drawing_is_caught(monkeypatch):
+    with pytest.raises(AssertionError, match="position 1 is sent or left out by what is drawn there or later"):
+        check_anticipation(Always(), Trimmed())
+    monkeypatch.setattr("toolkit.testing.blocks._check_prefixes", lambda rounds, most: None)
+    assert check_anticipation(Always(), Trimmed()) > 0.01, "the text no longer follows the target's distribution"
+
+
+def test_trimming_after_drawing_changes_whole_outputs():
+    method = Method("trimmed", Always(), get("rejection"), Trimmed())
+    assert pvalue(block_pair(3), method, Sampling(max_new_tokens=3, seed=5))[0] < 1e-6
+
+
+@pytest.mark.parametrize("name", ["token_prob", "draft_prob"])
+def test_what_is_not_drawn_is_not_known(name):
+    probs = torch.tensor([[0.25, 0.75]])
+    with pytest.raises(InputError, match="before it is drawn"):
+        getattr(DraftStep(1, probs.log(), probs, probs), name)
+    with pytest.raises(InputError, match="before it is drawn"):
+        decode(block_pair(3), [[0]], Method("early", AsksTooSoon(), get("rejection")), Sampling(max_new_tokens=3))

@@ -1,0 +1,246 @@
+"""Block drafts on disk: `speculators_model_type` dflash and dspark of `speculators` 0.9, which vLLM, SGLang and llama.cpp load.
+
+    key of config.json            meaning                                       if it is missing
+    block_size                    positions of a block, the anchor's included   refused
+    mask_token_id                 token at the positions after the anchor       refused
+    aux_hidden_state_layer_ids    the target's `hidden_states[i]`               refused
+    sample_from_anchor            whether the anchor's position predicts        true for dspark, false for dflash
+    draft_vocab_size, d2t, t2d    tokens with an output row                     all
+    markov_rank                   of dspark's Markov term; 0: none              256
+    markov_head_type              vanilla; gated and rnn are refused            vanilla
+    enable_confidence_head, confidence_head_with_markov                         true, true
+
+Embeddings and output rows that a folder lacks are the target's. The layers are Qwen-3's whatever family their config names. In
+the flat configs of DFlash's authors, `dflash_config.target_layer_ids` number outputs, one less than here: such a folder is
+refused with a line that says so, for what its draft reads of the last layer has no number here.
+
+Shapes: V vocabulary, V' output rows, D hidden size, W = n D width of the target's states.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from toolkit.errors import InputError
+from toolkit.models.block_draft import BlockDraft, BlockSettings
+from toolkit.models.draft_formats import CONFIG, kind_of, read_config, read_weights
+from toolkit.models.eagle3 import ROPES, check_name, tokens_of_rows
+
+WEIGHTS, LAYER_IDS = "model.safetensors", "aux_hidden_state_layer_ids"
+KINDS = {"DFlash": "dflash", "DSpark": "dspark"}  # as `kind_of` calls them, and their models
+CLASSES = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+FLAGS = ("sample_from_anchor", "sliding_window_non_causal", "enable_confidence_head", "confidence_head_with_markov")
+OF_LAYERS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+             "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "hidden_act", "rope_parameters",
+             "attention_bias", "layer_types", "sliding_window", "bos_token_id", "eos_token_id", "pad_token_id")  # fmt: skip
+
+
+def is_block(source: str | Path) -> bool:
+    """Whether a folder holds a DFlash or DSpark draft."""
+    return kind_of(Path(source)) in KINDS
+
+
+def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu") -> BlockDraft:
+    """Read a draft for a target.
+
+    target  None: the weights alone are wanted, and the folder must hold all of them
+    dtype   of torch, or its name; "auto": as stored
+    Raises InputError for what is not known here, and for another target's draft. Warns of a target of another name.
+    """
+    config, state = read_config(folder), read_weights(folder)
+    settings = _settings(folder, config)
+    try:
+        layers = _layers(config.get("transformer_layer_config") or {})
+    except Exception as error:  # whatever values of a config make transformers raise
+        reason = " ".join(str(error).split())
+        raise InputError(f"{folder / CONFIG}: no layers can be made of it: {reason}") from error
+    _check_sizes(folder, config, settings, layers)
+    if target is not None:
+        _check_target(folder, config, settings, layers, target)
+    state = _with_targets(folder, state, target)
+    tokens = tokens_of_rows(folder, state, layers.vocab_size)
+    if config.get("draft_vocab_size") not in (None, len(tokens)):
+        rows = config["draft_vocab_size"]
+        raise InputError(f"{folder}: draft_vocab_size={rows}, but lm_head.weight has {len(tokens)} rows")
+    model: Any = BlockDraft(layers, settings, tokens)
+    model.to(
+        state["lm_head.weight"].dtype if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    )
+    _fill(folder, model, state, tokens)
+    loaded: BlockDraft = model.to(device).requires_grad_(False).eval()
+    return loaded
+
+
+def save(folder: Path, model: BlockDraft, target: str, architectures: Sequence[str] = ()) -> None:
+    """Write a draft in the format of `speculators`, with its target's name and the names of its classes."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")}
+    state = {name: tensor.contiguous() for name, tensor in own.items()}
+    tokens, settings = model.lm_head.kept.cpu(), model.settings
+    state["lm_head.weight"] = model.lm_head.weight.contiguous()
+    if not model.lm_head.is_whole:
+        has_row = torch.zeros(model.output_size, dtype=torch.bool).index_fill(0, tokens, True)
+        state |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": has_row}
+    save_file(state, folder / WEIGHTS, {"format": "pt"})
+    count = model.block_length
+    proposal = {"proposal_type": "greedy", "speculative_tokens": count, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    facts = asdict(settings)
+    if settings.kind == "dflash":
+        for name in ("markov_rank", *FLAGS[2:]):
+            facts.pop(name)
+    else:
+        facts["markov_head_type"] = "vanilla"
+    config = {
+        "architectures": [CLASSES[facts.pop("kind")]],
+        "speculators_model_type": settings.kind,
+        "transformer_layer_config": model.config.to_diff_dict(),
+        "draft_vocab_size": len(tokens),
+        LAYER_IDS: list(facts.pop("target_layers")),
+        **facts,
+        "tie_word_embeddings": False,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "speculators_config": {
+            "algorithm": settings.kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": target, "architectures": list(architectures)},
+        },
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _settings(folder: Path, config: Mapping[str, Any]) -> BlockSettings:
+    """The settings of a config. Raises InputError for those that are missing, and for what is not known here."""
+    kind = config.get("speculators_model_type")
+    if kind not in CLASSES:
+        authors = f": dflash_config.target_layer_ids + 1 = {LAYER_IDS}; speculators converts such a draft"
+        raise InputError(
+            f"{folder}: expected speculators_model_type=dflash or dspark, got {kind!r}"
+            f"{authors if 'dflash_config' in config else ''}"
+        )
+    for name in ("block_size", "mask_token_id"):
+        if type(config.get(name)) is not int:
+            raise InputError(f"{folder / CONFIG}: {name}: expected a whole number, got {config.get(name)!r}")
+    for name in FLAGS:
+        if not isinstance(config.get(name, False), bool):
+            raise InputError(f"{folder / CONFIG}: {name}: expected true or false, got {config[name]!r}")
+    layers = config.get(LAYER_IDS)
+    if not isinstance(layers, list) or not layers or not all(type(layer) is int for layer in layers):
+        raise InputError(f"{folder / CONFIG}: {LAYER_IDS}: expected a list of layers, got {layers!r}")
+    spark = kind == "dspark"
+    rank, head = config.get("markov_rank", 256) if spark else 0, config.get("markov_head_type", "vanilla")
+    if type(rank) is not int or rank < 0:
+        raise InputError(f"{folder / CONFIG}: markov_rank: expected a whole number, got {rank!r}")
+    if rank and head != "vanilla":
+        raise InputError(f"{folder}: markov_head_type={head!r} is not supported: expected vanilla")
+    confidence = spark and config.get("enable_confidence_head", True)
+    reads_markov = confidence and config.get("confidence_head_with_markov", True)
+    if reads_markov and not rank:
+        raise InputError(
+            f"{folder}: confidence_head_with_markov needs a Markov term: expected markov_rank above 0, got 0"
+        )
+    return BlockSettings(
+        kind,
+        config["block_size"],
+        config["mask_token_id"],
+        tuple(layers),
+        sample_from_anchor=config.get("sample_from_anchor", spark),
+        sliding_window_non_causal=config.get("sliding_window_non_causal", False),
+        markov_rank=rank,
+        enable_confidence_head=confidence,
+        confidence_head_with_markov=reads_markov,
+    )
+
+
+def _layers(values: Mapping[str, Any]) -> Any:
+    """The config of Qwen-3 layers from that of any family; what it leaves out are that family's defaults."""
+    named = AutoConfig.for_model(**{"model_type": "qwen3", **values})
+    sizes = {name: getattr(named, name) for name in OF_LAYERS if getattr(named, name, None) is not None}
+    if "sliding_attention" not in (sizes.get("layer_types") or ()):
+        sizes.pop("sliding_window", None)
+    head_dim = getattr(named, "head_dim", None) or named.hidden_size // named.num_attention_heads
+    windows = "sliding_window" in sizes
+    return AutoConfig.for_model(
+        "qwen3", **sizes, head_dim=head_dim, use_sliding_window=windows, tie_word_embeddings=False
+    )
+
+
+def _check_sizes(folder: Path, config: Mapping[str, Any], settings: BlockSettings, layers: Any) -> None:
+    """Raises InputError for a block of no tokens, a mask that is no token, and ropes that follow a text's length."""
+    if settings.block_size < 2:
+        raise InputError(f"{folder}: block_size: expected at least 2, the anchor included, got {settings.block_size}")
+    if not 0 <= settings.mask_token_id < layers.vocab_size:
+        size = layers.vocab_size
+        raise InputError(f"{folder}: mask_token_id: expected a token below {size}, got {settings.mask_token_id}")
+    given = config.get("transformer_layer_config") or {}
+    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ROPES:
+        raise InputError(f"{folder}: expected a rope that is the same for all texts ({', '.join(ROPES)}), got {kind}")
+
+
+def _check_target(folder: Path, config: Mapping[str, Any], settings: BlockSettings, layers: Any, target: Any) -> None:
+    """Raises InputError unless the draft was made for a target of this shape; warns if its target has another name."""
+    if not hasattr(target, "config") or not hasattr(target, "get_decoder"):
+        kind = type(target).__name__
+        raise InputError(f"{folder}: a block draft reads the states of a transformers model, got {kind}")
+    base: Any = target.config.get_text_config()
+    if layers.vocab_size != base.vocab_size:
+        count = layers.vocab_size
+        raise InputError(f"{folder}: the draft was made for {count} tokens, the target has {base.vocab_size}")
+    ids, count = settings.target_layers, base.num_hidden_layers
+    if not all(0 <= layer < count for layer in ids) or len(set(ids)) < len(ids):
+        raise InputError(
+            f"{folder}: {LAYER_IDS}: expected different layers below the target's {count}, got {list(ids)}"
+        )
+    if layers.hidden_size != base.hidden_size:
+        raise InputError(
+            f"{folder}: the draft reads states of {layers.hidden_size} numbers, the target's have {base.hidden_size}"
+        )
+    check_name(folder, config, target)
+
+
+def _with_targets(folder: Path, state: Mapping[str, Tensor], target: Any) -> dict[str, Tensor]:
+    """The weights, and the target's embeddings and output rows where they lack them. Raises InputError without both."""
+    whole = {name: tensor for name, tensor in state.items() if not name.startswith("verifier_")}
+    sources = {"embed_tokens.weight": "get_input_embeddings", "lm_head.weight": "get_output_embeddings"}
+    for name, layer in sources.items():
+        if name in whole:
+            continue
+        if target is None:
+            raise InputError(f"{folder}: expected {name}, or the draft's target beside it")
+        rows = getattr(target, layer)().weight.detach().cpu()
+        if name == "lm_head.weight" and "d2t" in whole:
+            rows = rows[(whole["d2t"].long() + torch.arange(len(whole["d2t"]))).clamp(0, len(rows) - 1)]
+        whole[name] = rows
+    for name, tensor in whole.items():
+        if name not in ("d2t", "t2d") and (not tensor.is_floating_point() or tensor.dtype.itemsize == 1):
+            raise InputError(f"{folder}: weight {name}: expected floating point, got {tensor.dtype}: it is quantised")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InputError(f"{folder}: weight {name} holds values that are not numbers: it was not saved whole")
+    return whole
+
+
+def _fill(folder: Path, model: BlockDraft, state: Mapping[str, Tensor], tokens: Tensor) -> None:
+    """Put the weights into a model. Raises InputError unless they are the model's, by name and shape."""
+    own = {name: tensor for name, tensor in state.items() if name not in ("d2t", "t2d", "lm_head.weight")}
+    own |= {"lm_head.rows.weight": state["lm_head.weight"], "lm_head.kept": tokens}
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name in sorted(expected.keys() ^ own.keys()):
+        verb = "lacks" if name in expected else "has an unknown"
+        why = f"markov_rank={model.settings.markov_rank}" if "markov" in name else "layers are Qwen-3's"
+        raise InputError(f"{folder}: a {model.settings.kind} draft {verb} weight {name} ({why})")
+    for name, shape in expected.items():
+        if own[name].shape != shape:
+            raise InputError(f"{folder}: weight {name}: expected shape {list(shape)}, got {list(own[name].shape)}")
+    model.load_state_dict(own)
