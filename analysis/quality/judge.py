@@ -195,7 +195,8 @@ class LocalLLMJudge:
     def open(self, pair: Any) -> None:
         if self.pair is None:
             device = self.device or ("cpu" if pair is None else str(pair.device))
-            self.pair = ModelPair.from_pretrained(self.model, device=device, dtype=self.dtype, revision=self.revision)
+            options = {"device": device, "dtype": self.dtype, "revision": self.revision, "writable": False}
+            self.pair = ModelPair.from_pretrained(self.model, **options)
 
     def ask(self, questions: Sequence[str]) -> Iterator[tuple[str, Reply]]:
         assert self.pair is not None
