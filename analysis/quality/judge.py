@@ -92,10 +92,6 @@ class Template:
         return cls(name, text)
 
     @property
-    def needs_reference(self) -> bool:
-        return "{reference}" in self.text
-
-    @property
     def about(self) -> str:
         return f"template {self.name} ({content_hash(self.text, 8)})"
 
@@ -294,7 +290,7 @@ class Judge(Metric):
             if generation.error is not None:
                 reasons.append(f"decoding failed: {generation.error}")
             else:
-                unknown = self.template.needs_reference and prompt.answer is None
+                unknown = "{reference}" in self.template.text and prompt.answer is None
                 reasons.append("no reference answer is known" if unknown else "")
         if all(reasons):
             return [Score(None, reason) for reason in reasons]
