@@ -68,6 +68,9 @@ mutants: $(READY) ## one-line changes of the core, and whether the tests notice 
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutants]"
 	OMP_NUM_THREADS=1 $(RUN) -m mutmut run $(ARGS)
 
+wheel-test: $(READY) ## wheel and sdist in a fresh environment, used from an empty folder (15 minutes; ARGS=--import-only: half a minute)
+	$(RUN) -m tests.wheel $(ARGS)
+
 toy: $(READY) ## train the embedded pair again from scratch (under 90 minutes on 2 cores)
 	$(RUN) -m data_gen.toy
 

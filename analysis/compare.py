@@ -98,7 +98,7 @@ def run(cfg: commands.Compare) -> Path:
     write_text(stage.folder / "comparison.md", method_table.as_markdown(title, results, figures, notes, cfg.cost_ratio))
     first = ("method", "setting", method_table.LABELS["tokens_per_second"], method_table.LABELS["speedup"])
     show(results, title, stage.folder / "comparison.md", first)
-    _log(cfg, stage.folder, table, figures, title, context.parameters())
+    _log(cfg, stage.folder, table, figures, title, context.parameters)
     counted = {"num_prompts": len(context.prompts), "num_groups": len(groups)}
     return stage.finish(**counted, **{"asked": digest}, judged=judged, unscored=unscored)
 

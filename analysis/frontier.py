@@ -33,8 +33,18 @@ from analysis.loads.exports import decode_command
 from analysis.tables.bootstrap import ENOUGH, Bootstrap, spread_name
 from analysis.tables.files import DEFINITIONS, definitions_text, markdown, read_table, save_table, show
 from analysis.tables.grid import PLAIN, REFERENCES, Setting, bounded, default_bound
-from analysis.tables.rows import FACTS, SETTING, apart, as_one_part, check_comparable, load_rows, same_texts, totals
-from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
+from analysis.tables.rows import FACTS, SETTING, settings_table, totals
+from analysis.tables.selection import (
+    apart,
+    as_one_part,
+    check_comparable,
+    choose,
+    comparable,
+    halves,
+    load_rows,
+    same_texts,
+    unseen,
+)
 from analysis.tables.standing import (
     SHARES,
     Cost,

@@ -1,8 +1,8 @@
 """python -m analysis.heads traces=FOLDER heads=[A,B,C]: what every head predicts, and what decoding with it is worth.
 
 drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONSES fits the acceptance of copied tokens,
-statistics=[TRACES] that of drafted ones from statistics of q. Each is a file of `analysis.replay`: head_table, drafts, copies,
-fit_statistics, predictors (with tuning= and tests=).
+statistics=[TRACES] that of drafted ones from statistics of q, calibration=[TRACES] corrects heads by depth. Each is a file of
+`analysis.replay`: head_table, drafts, copies, fit_statistics, calibrate, predictors (with tuning= and tests=).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 from pathlib import Path
 
+from analysis.replay.calibrate import calibrate_heads
 from analysis.replay.copies import fit_copies
 from analysis.replay.drafts import compare_drafts
 from analysis.replay.fit_statistics import fit_statistics
@@ -32,4 +33,6 @@ def run(cfg: commands.Heads) -> Path:
         return compare_predictors(cfg)
     if cfg.statistics is not None:
         return fit_statistics(cfg)
+    if cfg.calibration is not None:
+        return calibrate_heads(cfg)
     return compare_heads(cfg)

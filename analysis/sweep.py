@@ -16,6 +16,7 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,84 +27,38 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analysis.figures import plots
-from analysis.figures.plots import few_settings
-from analysis.tables.bootstrap import ENOUGH, Bootstrap
+from analysis.tables.agreement import write_agreement
 from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
-from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, REFERENCES, UPPER_BOUND, Setting, expand
-from analysis.tables.replayed_settings import Recording
+from analysis.tables.grid import ORACLE, PLAIN, REFERENCES, UPPER_BOUND, Setting, expand
 from analysis.tables.rows import (
+    BANDS,
     COUNTS,
     LENGTHS,
-    SETTING,
     acceptance_positions,
     bound_notes,
-    check_comparable,
-    counts_of,
     join_settings,
     labels,
     length_table,
-    load_rows,
-    source_shares,
+    summary_table,
+    sweep_scalars,
 )  # fmt: skip
-from analysis.tables.selection import settings_table
-from analysis.tables.standing import gain_over, sweep_scalars
-from analysis.tables.sweep_context import TEXTS, SweepContext, responses_of
+from analysis.tables.sweep_context import TEXTS, Recording, SweepContext
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
-from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
+from toolkit.files import lock
 from toolkit.files.atomic import write_json
 from toolkit.files.text import first_line
-from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
-from toolkit.runs.stage import MANIFEST, check_some_done, finished_stage, open_stage, read_manifest, settings_hash
+from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
+from toolkit.runs.stage import check_some_done, finished_stage, open_stage, settings_hash
 from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 from toolkit.trace.store import without_states
+from toolkit.types import Counts
 
 GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden", "replayed")
 IGNORED = (*GRID, *RANKS)
 RECORDING = ".lock-recording"  # of the one process that decodes autoregressively and records
 SHOWN_TEXTS = 3  # in tokens.json
-RESAMPLES = 1000  # for the bands of acceptance by position
-SAME = [*SETTING, "prompt", "prompt_hash"]
-
-
-def agreement_of(live: Path, replayed: Sequence[Path], cost_ratio: float) -> pd.DataFrame:
-    """The agreement of a decoded sweep with replayed ones. Raises InputError if these were decoded, too."""
-    tables = load_rows(replayed, "replayed"), load_rows([live], "live")
-    check_comparable([*replayed, live])
-    for folder in replayed:
-        source = read_manifest(folder)["config"].get("source") if (folder / MANIFEST).exists() else None
-        if source not in (None, "traces"):
-            raise InputError(
-                f"replayed: expected sweeps with source=traces, {folder} was made with source={source}: both sides would "
-                "be the same computation"
-            )
-    return agreement(*tables, cost_ratio, Bootstrap())
-
-
-def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per setting of both; `difference`: decoded over replayed throughput, less 1. Raises InputError without any."""
-    both = replayed.merge(live, on=SAME, suffixes=("_replayed", "_live"))
-    both = both[both.error_replayed.isna() & both.error_live.isna()]
-    if both.empty:
-        raise InputError(
-            "replayed and live have no setting and prompt in common: same grid values, same prompts are needed"
-        )
-    lines = []
-    for setting, part in both.groupby(SETTING, sort=False):
-        sides = [part[[f"{name}_{side}" for name in COUNTS]].to_numpy(dtype=float) for side in ("replayed", "live")]
-        replayed_total, live_total = (counts_of(dict(zip(COUNTS, side.sum(0).tolist(), strict=True))) for side in sides)
-        throughputs = [metrics.throughput(total, cost_ratio) for total in (replayed_total, live_total)]
-        gain = gain_over(sides[1], sides[0], cost_ratio, bootstrap)
-        lines.append({
-            **dict(zip(SETTING, setting, strict=True)), "prompts": len(part),
-            "replayed": throughputs[0], "live": throughputs[1],
-            "difference": gain["gain"], "low": gain["gain_low"], "high": gain["gain_high"],
-            "discard_replayed": metrics.discard_rate(replayed_total), "discard_live": metrics.discard_rate(live_total),
-            "verification_replayed": metrics.verification_rate(replayed_total),
-            "verification_live": metrics.verification_rate(live_total),
-        })  # fmt: skip
-    return pd.DataFrame(lines)
 
 
 def run(cfg: commands.Sweep) -> Path:
@@ -115,48 +70,37 @@ def run(cfg: commands.Sweep) -> Path:
     digest = settings_hash("sweep", cfg, GRID, methods=[setting.content for setting in settings])
     if finished is not None and finished.manifest.get("asked") == digest:
         print(f"sweep: {len(settings)} settings, finished before")
-        _show(finished.folder, cfg, finished.manifest["num_prompts"])
-        return _with_agreement(finished.folder, cfg)
+        summary, lengths = (read_table(finished.folder, name) for name in ("summary", "lengths"))
+        notes = bound_notes(lengths, summary, cfg.max_drafted)
+        _show(finished.folder, summary, notes, cfg, finished.manifest["num_prompts"])
+        return write_agreement(finished.folder, cfg) if cfg.replayed else finished.folder
     context = SweepContext(
         instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size
     )
-    settings = _possible(settings, context)
-    keys = {setting.name: context.prepare(setting) for setting in settings}
+    keys = context.prepare_all(settings)
+    settings = [setting for setting in settings if setting.name in keys]
+    from_traces = [setting for setting in settings if cfg.source == "traces"]
+    replayed = [setting for setting in from_traces if context.replayable(setting, cfg.max_drafted)]
     stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True, shared=part)
     facts = {"num_prompts": len(context.prompts), "model_fingerprints": context.fingerprints, "settings": keys}
     facts |= {"cost_ratio": cfg.cost_ratio, "asked": digest, "bound_reaches_methods": True}
     stage.start()
-    work = Work(stage.folder, settings, keys, context, cfg)
+    work = Work(stage.folder, settings, keys, context, cfg, replayed)
     work.run()
     if not work.done:
         raise InputError(f"every setting failed, first: {next(iter(work.failures.values()))}")
-    if cfg.world_size == 1:
-        work.write_tokens()
-        _publish(stage.folder, work, context, cfg)
-        return _with_agreement(stage.finish(**facts), cfg)
-    work.check_failures()
-    if all_there(stage, list(work.paths.values()), cfg):
-        with joining(stage) as last:
-            if last:
-                work.read()
-                work.write_tokens()
-                _publish(stage.folder, work, context, cfg)
-                _with_agreement(stage.finish(**facts), cfg)
-    return stage.folder
-
-
-def _possible(settings: Sequence[Setting], context: SweepContext) -> list[Setting]:
-    """The settings that pair and sampling allow. A grid of nothing but methods without their head is refused later."""
-    headless = sorted({setting.method for setting in settings if context.lacks_head(setting)})
-    possible = [setting for setting in settings if setting.method not in headless]
-    if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in possible):
-        print(f"{', '.join(headless)}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
-    elif headless:
-        possible = list(settings)  # building them says what is missing
-    if reads_states(context.pair.draft) and any(setting.method == ORACLE for setting in possible):
-        print("oracle: left out, a draft that reads the target's states has no acceptance of a position alone")
-        possible = [setting for setting in possible if setting.method != ORACLE]
-    return possible
+    if cfg.world_size > 1:
+        work.check_failures()
+        if not all_there(stage, list(work.paths.values()), cfg):
+            return stage.folder
+    with joining(stage) if cfg.world_size > 1 else nullcontext(True) as last:
+        if not last:
+            return stage.folder
+        if cfg.world_size > 1:
+            work.read()
+        _publish(work)
+        stage.finish(**facts)
+    return write_agreement(stage.folder, cfg) if cfg.replayed else stage.folder
 
 
 class Work:
@@ -164,7 +108,7 @@ class Work:
 
     paths     by setting, in the order of the settings
     done      rows of the settings that are there; failures  why some are not
-    replayed  settings whose rows come from a recording
+    replayed  settings whose rows come from a recording, the upper bound among them
     """
 
     def __init__(
@@ -174,20 +118,25 @@ class Work:
         keys: dict[str, str],
         context: SweepContext,
         cfg: commands.Sweep,
+        replayed: Sequence[Setting],
     ):
         self.folder, self.settings, self.context, self.cfg = folder, settings, context, cfg
         self.paths = {name: folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
         self.done: dict[str, pd.DataFrame] = {}
         self.failures: dict[str, str] = {}
-        from_traces = [setting for setting in settings if cfg.source == "traces"]
-        self.replayed = [setting for setting in from_traces if context.replayable(setting, cfg.max_drafted)]
-        self.replayed += [setting for setting in settings if setting.method == UPPER_BOUND]
+        self.replayed = [*replayed, *(setting for setting in settings if setting.method == UPPER_BOUND)]
 
     @cached_property
     def recording(self) -> Recording:
-        """The recording of the autoregressive responses. Raises InputError if there are none."""
-        responses, folder = responses_of(self.done), self.folder / "settings"
-        return Recording(self.context, responses, folder, self.replayed, self.cfg.max_drafted, self.cfg.hidden)
+        """The recording of the autoregressive responses."""
+        folder, cfg = self.folder / "settings", self.cfg
+        return Recording(self.context, self._responses(), folder, self.replayed, cfg.max_drafted, cfg.hidden)
+
+    def _responses(self) -> pd.DataFrame:
+        """The autoregressive rows. Raises InputError if there are none."""
+        if PLAIN not in self.done:
+            raise InputError("expected the responses of autoregressive decoding, which failed; run again to retry")
+        return self.done[PLAIN]
 
     def run(self) -> None:
         """Make the rows of this process's share of the settings. The first process decodes autoregressively."""
@@ -215,25 +164,27 @@ class Work:
 
         Autoregressive rows and recordings are shared: one process makes them, the others wait.
         """
-        path = self.paths[setting.name]
-        rows = _read_rows(path)
-        if rows is not None:
+        path, plain_one = self.paths[setting.name], setting.method == PLAIN
+        if (rows := _read_rows(path)) is not None:
             return rows
-        if setting.method == ORACLE:
-            rows = self.context.score_oracle(setting, responses_of(self.done), progress.round_done)
-        elif setting in self.replayed:
-            with alone(self.folder, RECORDING, self.cfg):
-                self.recording.trace_for(setting)
-            rows = self.recording.rows(setting)
-        elif setting.method == PLAIN:
-            with alone(self.folder, RECORDING, self.cfg):
-                rows = _read_rows(path)
-                if rows is None:
-                    rows = _written(self.context.decode(setting, progress.prompt_done, progress.round_done), path)
+        with self._alone() if plain_one else nullcontext():
+            if plain_one and (rows := _read_rows(path)) is not None:  # another process has made them
                 return rows
-        else:
-            rows = self.context.decode(setting, progress.prompt_done, progress.round_done)
-        return _written(rows, path)
+            if setting.method == ORACLE:
+                rows = self.context.score_oracle(setting, self._responses(), progress.round_done)
+            elif setting in self.replayed:
+                with self._alone():
+                    trace = self.recording.trace_for(setting)
+                rows = self.recording.rows(setting, trace)
+            else:
+                rows = self.context.decode(setting, progress.prompt_done, progress.round_done)
+            check_some_done(int(rows.error.notna().sum()), len(rows), rows.error.iloc[0], path)
+            write_parquet(rows, path)
+        return rows
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """One of several processes at a time works within it."""
+        return lock.alone(self.folder, RECORDING) if self.cfg.world_size > 1 else nullcontext()
 
     def read(self) -> None:
         """Read the rows that all processes have made."""
@@ -248,7 +199,7 @@ class Work:
         best: dict[str, tuple[float, Setting]] = {}
         for setting in self.replayed:
             if setting.name in self.done and setting.method != UPPER_BOUND:
-                counts = counts_of(self.done[setting.name][list(COUNTS)].sum())
+                counts = Counts(**self.done[setting.name][list(COUNTS)].sum())
                 scored = (metrics.throughput(counts, self.cfg.cost_ratio), setting)
                 best[setting.method] = max(best.get(setting.method, scored), scored, key=lambda entry: entry[0])
         ordered = sorted(best.values(), key=lambda entry: -entry[0])
@@ -265,15 +216,10 @@ class Work:
             )
 
 
-def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """The rows, in their file. Raises InputError if every prompt has failed."""
-    check_some_done(int(rows.error.notna().sum()), len(rows), rows.error.iloc[0], path)
-    write_parquet(rows, path)
-    return rows
-
-
-def _publish(folder: Path, work: Work, context: SweepContext, cfg: commands.Sweep) -> None:
+def _publish(work: Work) -> None:
     """Join the settings; write, draw, log and print what came out. Raises InputError if some failed."""
+    folder, cfg = work.folder, work.cfg
+    work.write_tokens()
     names = labels(cfg)
     parts = []
     for setting in work.settings:
@@ -281,22 +227,17 @@ def _publish(folder: Path, work: Work, context: SweepContext, cfg: commands.Swee
             columns = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
             parts.append(work.done[setting.name].drop(columns=TEXTS).assign(**columns))
     rows = join_settings(parts)
-    save_table(rows, folder, "rows")
-    summary = settings_table(rows, cfg.cost_ratio)
-    summary = summary.assign(**source_shares(rows))
-    summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).setting_seconds.first())
-    save_table(summary, folder, "summary")
-    positions, lengths = acceptance_positions(rows, Bootstrap(RESAMPLES)), length_table(rows)
-    save_table(positions, folder, "positions")
-    save_table(lengths, folder, "lengths")
-    title = _show(folder, cfg, rows.prompt.nunique())
-    figures = draw(folder, title)
+    summary, lengths = summary_table(rows, cfg.cost_ratio), length_table(rows)
+    scalars, notes = sweep_scalars(summary, cfg.cost_ratio), bound_notes(lengths, summary, cfg.max_drafted)
+    positions = acceptance_positions(rows, BANDS)
+    tables = {"rows": rows, "summary": summary, "positions": positions, "lengths": lengths}
+    for name, table in tables.items():
+        save_table(table, folder, name)
+    title = _show(folder, summary, notes, cfg, rows.prompt.nunique())
+    figures = plots.of_sweep(tables, folder / "figures", title)
     tags = [names["dataset"], names["split"], cfg.source]
     with wandb_run("sweep", plain(cfg), folder, tags=tags, track=cfg.track, name=" ".join(tags)) as wandb:
-        log_summary(
-            wandb,
-            {**sweep_scalars(summary, cfg.cost_ratio), "failed_settings": len(work.failures), **context.parameters()},
-        )
+        log_summary(wandb, {**scalars, "failed_settings": len(work.failures), **work.context.parameters})
         for name, table in (("rows", rows), ("summary", summary), ("by_position", positions)):
             log_table(wandb, f"sweep/{name}", table)
         x, y = "verification_rate", "discard_rate"
@@ -311,41 +252,17 @@ def _publish(folder: Path, work: Work, context: SweepContext, cfg: commands.Swee
                     log_folder(wandb, path.stem, "traces", without_states(path, copy))
 
 
-def draw(folder: Path, title: str) -> list[Path]:
-    """The figures of a sweep folder, from its saved tables; rounds are shown of each method's best setting, few of them."""
-    summary, positions, lengths = (read_table(folder, name) for name in ("summary", "positions", "lengths"))
-    figures_folder = folder / "figures"
-    figures = [plots.pareto(summary, figures_folder / "pareto.png", title)]
-    if len(chosen := few_settings(positions, summary)):
-        figures.append(plots.acceptance_by_position(chosen, figures_folder / "positions.png", title))
-    if len(chosen := few_settings(lengths, summary)):
-        figures.append(plots.lengths(chosen, figures_folder / "lengths.png", title))
-    return figures
-
-
-def _show(folder: Path, cfg: commands.Sweep, num_prompts: int) -> str:
-    """Print the summary; returns its title. Seconds are those of decoding where all settings were decoded: not of replays."""
+def _show(folder: Path, summary: pd.DataFrame, notes: Sequence[str], cfg: commands.Sweep, num_prompts: int) -> str:
+    """Print the summary and notes on its settings; returns its title. Seconds are shown where all settings were decoded."""
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}".rstrip() + f", {num_prompts} prompts"
     hidden = ["dataset", "split", "lossless", *COUNTS, *(["seconds"] if cfg.source == "traces" else [])]
-    summary = read_table(folder, "summary").drop(columns=hidden)
+    summary = summary.drop(columns=hidden)
     first = [name for name in ("method", "setting", "throughput", *summary.columns) if name != "prompts"]
     show(summary, f"{title}, c = {cfg.cost_ratio:g}", folder / "summary.csv", list(dict.fromkeys(first)))
-    for line in bound_notes(read_table(folder, "lengths"), summary, cfg.max_drafted):
+    for line in notes:
         print(line)
     return title
-
-
-def _with_agreement(folder: Path, cfg: commands.Sweep) -> Path:
-    """The folder of a finished sweep, after it was compared with the replayed sweeps that are named."""
-    if cfg.replayed:
-        table = agreement_of(folder, [Path(sweep) for sweep in plain(cfg.replayed)], cfg.cost_ratio)
-        save_table(table, folder, "agreement")
-        outside = int(((table.low > 0) | (table.high < 0)).sum())
-        ends = "intervals" if table.prompts.min() >= ENOUGH else "ranges"
-        title = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} {ends} leave out 0"
-        show(table, title, folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
-    return folder
 
 
 def _read_rows(path: Path) -> pd.DataFrame | None:
@@ -378,7 +295,7 @@ class _Progress(tqdm):
 
     def end(self, setting: Setting, rows: pd.DataFrame) -> None:
         """Count a finished setting. References are not settings one could choose."""
-        throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
+        throughput = metrics.throughput(Counts(**rows[list(COUNTS)].sum()), self.cost_ratio)
         if setting.method not in REFERENCES and throughput > self.best:
             self.best, self.best_name = throughput, setting.name
         self._show()

@@ -147,12 +147,14 @@ class ForwardMeter:
 
     calls    forwards so far
     tokens   positions they computed, padding included
+    widths   tokens per row of each, padding included
     seconds  wall-clock seconds inside them; on CUDA only with `synchronize`, which slows what it measures
     """
 
     def __init__(self, model: Any, synchronize: bool = False):
         self.model, self.synchronized = model, [model.device] if synchronize else []
         self.calls = self.tokens = 0
+        self.widths: list[int] = []
         self.seconds = 0.0
         self._replaying = False
 
@@ -190,6 +192,7 @@ class ForwardMeter:
         ids = args[0] if args else kwargs["input_ids"]
         self.calls += 1
         self.tokens += ids.numel()
+        self.widths.append(ids.shape[1])
         self._started = now(self.synchronized)
 
     def _after(self, module: Any, args: Any, output: Any) -> None:

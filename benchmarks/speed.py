@@ -16,7 +16,7 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import pandas as pd
@@ -103,7 +103,10 @@ def measure(
     warm_up: int = 1,
     temperature: float = 1.0,
 ) -> pd.DataFrame:
-    """One line per decoder and group: new tokens, seconds, forwards, and seconds inside forwards."""
+    """One line per decoder and group: new tokens, seconds, CPU seconds of all threads, forwards, and seconds inside forwards.
+
+    `target_widths` are tokens per row of the target's forwards after the one that reads the prompt.
+    """
     decoders = [decoder for decoder in decoders if decoder.batched or batch_size == 1]
     if not 1 <= batch_size <= len(prompts):
         raise InputError(f"batch size: expected 1 to {len(prompts)} (the prompts), got {batch_size}")
@@ -115,12 +118,14 @@ def measure(
     for index, group in enumerate(tqdm(groups, desc=f"batch {batch_size}", unit="group")):
         first = index % len(decoders)
         for decoder in decoders[first:] + decoders[:first]:
-            with ForwardMeter(pair.target) as target, ForwardMeter(pair.draft) as draft:
-                started = perf_counter()
+            draft_model = pair.draft or torch.nn.Identity()  # a target alone: nothing is counted
+            with ForwardMeter(pair.target) as target, ForwardMeter(draft_model) as draft:
+                started, cpu_started = perf_counter(), process_time()
                 sequences = decoder.run(pair, group, max_new_tokens, index, temperature)
-                seconds = perf_counter() - started
+                seconds, cpu_seconds = perf_counter() - started, process_time() - cpu_started
             lines.append({
                 "decoder": decoder.name, "group": index, "tokens": sum(map(len, sequences)), "seconds": seconds,
+                "cpu_seconds": cpu_seconds, "target_widths": " ".join(map(str, target.widths[1:])),
                 "target_forwards": target.calls, "draft_forwards": draft.calls,
                 "forward_seconds": target.seconds + draft.seconds,
             })  # fmt: skip

@@ -22,13 +22,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from toolkit.config.commands import EndpointKeys
 from toolkit.errors import LONGEST, InputError
@@ -157,27 +155,24 @@ class Endpoint:
         """The error for an answer of another kind than the one requested."""
         return Retryable(f"{self.name}'s answer is not a completion: {short(answer)}", status=200)
 
-    def answer(self, reply: Callable[[], Any]) -> Any:
-        """What `reply` returns, called again after Retryable. Raises what its last call raises."""
-
-        def attempt() -> Any:
+    def answer(self, reply: Callable[[Any, Question], Any], question: Question) -> Any:
+        """What `reply(self, question)` returns, called again after Retryable. Raises what its last call raises."""
+        rate, pause = self.keys.requests_per_minute, self.keys.backoff
+        for attempt in range(1, self.keys.attempts + 1):
             with self._lock:
-                start, rate = max(time.monotonic(), self._free_at), self.keys.requests_per_minute
+                start = max(time.monotonic(), self._free_at)
                 self._free_at = start if rate is None else start + 60 / rate
             time.sleep(max(0.0, start - time.monotonic()))
             try:
-                return reply()
+                return reply(self, question)
             except Retryable as error:
                 with self._lock:
                     self._free_at = max(self._free_at, time.monotonic() + (error.wait or 0.0))
-                raise
-
-        def wait(state: Any) -> float:
-            return doubled(state) if state.outcome.exception().wait is None else 0.0  # else all threads wait, above
-
-        doubled, enough = wait_exponential(self.keys.backoff, max=LONGEST_WAIT), stop_after_attempt(self.keys.attempts)
-        stop = lambda state: enough(state) or bool(self.left_out)
-        return Retrying(stop=stop, wait=wait, retry=retry_if_exception_type(Retryable), reraise=True)(attempt)
+                if attempt == self.keys.attempts or self.left_out:
+                    raise
+                if error.wait is None:  # else all threads wait, above
+                    time.sleep(min(pause, LONGEST_WAIT))
+                pause *= 2
 
     def note(self, error: Exception | None) -> None:
         """Count how a question ended, and leave the endpoint out if need be."""
@@ -234,7 +229,7 @@ def answers(
                 continue
             answer, error = None, None
             try:
-                answer = endpoint.answer(partial(reply, endpoint, question))
+                answer = endpoint.answer(reply, question)
             except Exception as fault:  # whatever it is, it is this question's
                 error = fault
             if not isinstance(error, InputError):

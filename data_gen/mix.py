@@ -80,23 +80,16 @@ def mix_batch(
     """
     sequences = [(row["prompt_ids"], row["token_ids"]) for row in rows]
     distributions = distributions_along(pair, sequences, sampling, check=False)
-    mixed = [_mixed(row, p, q, mixing_ratio, seed) for row, (p, q) in zip(rows, distributions, strict=True)]
-    return [example for example in mixed if not bool(example.labels.isnan().any())]
-
-
-def _mixed(row: Mapping[str, Any], p: Tensor, q: Tensor, mixing_ratio: float, seed: int) -> MixedExample:
-    """One response, from the distributions p and q [N, V] along it."""
-    response = torch.tensor(row["token_ids"], device=p.device)
-    uniforms = torch.rand(2, len(response), generator=row_generator(seed + STREAM, row["row"])).to(p.device)
-    drafted = draw(q, uniforms[0])
-    from_draft = uniforms[1] >= mixing_ratio
-    return MixedExample(
-        row=row["row"],
-        prompt_ids=list(row["prompt_ids"]),
-        mixed=torch.where(from_draft, drafted, response).cpu(),
-        labels=(picked(p, drafted) / picked(q, drafted)).clamp(max=1).cpu(),
-        drafted=from_draft.cpu(),
-    )
+    mixed = []
+    for row, (p, q) in zip(rows, distributions, strict=True):  # [N, V] each
+        response = torch.tensor(row["token_ids"], device=p.device)
+        uniforms = torch.rand(2, len(response), generator=row_generator(seed + STREAM, row["row"])).to(p.device)
+        drafted, from_draft = draw(q, uniforms[0]), uniforms[1] >= mixing_ratio
+        labels = (picked(p, drafted) / picked(q, drafted)).clamp(max=1).cpu()
+        tokens = torch.where(from_draft, drafted, response).cpu()
+        if not bool(labels.isnan().any()):
+            mixed.append(MixedExample(row["row"], list(row["prompt_ids"]), tokens, labels, from_draft.cpu()))
+    return mixed
 
 
 def run(cfg: commands.Mix) -> Path:
@@ -212,7 +205,14 @@ def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder:
                 bar.initial += num_tokens(rows)  # keeps tokens/s honest
                 bar.update(num_tokens(rows))
                 continue
-            table = _as_table(_mix_rows(pair, rows, responses.sampling, cfg, bar))
+            by_length = sorted(rows, key=lambda row: len(row["prompt_ids"]) + len(row["token_ids"]))  # little padding
+            mixed: dict[int, MixedExample] = {}
+            for first in range(0, len(rows), cfg.batch_size):
+                batch = by_length[first : first + cfg.batch_size]
+                examples = mix_batch(pair, batch, responses.sampling, cfg.mixing_ratio, cfg.seed)
+                mixed |= {example.row: example for example in examples}
+                bar.update(num_tokens(batch))
+            table = _as_table([mixed[row["row"]] for row in rows if row["row"] in mixed])
             write_atomic(path, partial(_write_part, table))
     return paths
 
@@ -229,20 +229,6 @@ def _read_part(path: Path) -> pa.Table:
             return pq.read_table(file, schema=FEATURES.arrow_schema, page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} is not a whole part ({first_line(error)}); {journal.HINT}") from None
-
-
-def _mix_rows(
-    pair: Any, rows: Sequence[Mapping[str, Any]], sampling: Sampling, cfg: commands.Mix, bar: Any
-) -> list[MixedExample]:
-    """Mixed examples in the order of `rows`; responses of like length share a batch, so that little is padding."""
-    by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]["prompt_ids"]) + len(rows[i]["token_ids"]))
-    mixed: dict[int, MixedExample] = {}
-    for first in range(0, len(rows), cfg.batch_size):
-        chosen = by_length[first : first + cfg.batch_size]
-        batch = [rows[i] for i in chosen]
-        mixed |= {example.row: example for example in mix_batch(pair, batch, sampling, cfg.mixing_ratio, cfg.seed)}
-        bar.update(num_tokens(batch))
-    return [mixed[row["row"]] for row in rows if row["row"] in mixed]
 
 
 def _as_table(rows: Sequence[MixedExample]) -> pa.Table:

@@ -24,7 +24,7 @@ from toolkit.models.prompts import Prompt, PromptSource, read_jsonl
 TRAIN_PROMPTS = 1000  # of a toy domain, unless `limit` says otherwise
 SHARES = {"dev": 0.15, "test": 0.15}  # of a prompts file; the rest is train
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # loaders of `datasets`
-SPLIT = re.compile(r"([\w.]+)(?:\[(\d*):(\d*)\])?")
+SPLIT = re.compile(r"([\w.]+)(?:\[(\d*):(\d*)\])?")  # "train", "train[40000:50000]"
 
 
 class ToyPrompts(PromptSource):
@@ -198,7 +198,11 @@ class HubPrompts(PromptSource):
 
     def _rows(self) -> tuple[Any, list[int]]:
         """The rows of the data set's split, and the indices of those that are wanted, in order."""
-        split, start, stop = parse_split(self.splits[self.split])
+        part = self.splits[self.split]
+        match = SPLIT.fullmatch(part)
+        if match is None:
+            raise InputError(f"expected a split like train or train[100:200], got {part!r}")
+        split, start, stop = match[1], int(match[2]) if match[2] else None, int(match[3]) if match[3] else None
         if self.data_files is not None and not isinstance(self.data_files, Mapping):
             split, start, stop = "train", None, None  # what `datasets` calls the rows of plain files
         rows = self._load_rows(split)
@@ -270,15 +274,6 @@ class HubPrompts(PromptSource):
         content = write_chat(question.messages, self.chat)
         text, messages = (content, None) if isinstance(content, str) else (None, content)
         return Prompt(f"{self.name}-{self.split}-{index:05d}", text, answer or None, messages, extra)
-
-
-def parse_split(text: str) -> tuple[str, int | None, int | None]:
-    """Name, start and stop of "train" or "train[40000:50000]"."""
-    match = SPLIT.fullmatch(text)
-    if match is None:
-        raise InputError(f"expected a split like train or train[100:200], got {text!r}")
-    name, start, stop = match.groups()
-    return name, int(start) if start else None, int(stop) if stop else None
 
 
 def loader_of(data_files: Any) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +87,11 @@ def read_kept(folder: Path, number: int, job: str) -> Kept:
 def keep(folder: Path, number: int, job: str, entry: dict[str, Any]) -> None:
     """Append a row, flushed to disk. Raises InputError if it cannot be written."""
     path = folder / KEPT_FOLDER / f"{number:05d}.jsonl"
-    line = json.dumps({"kept": entry, "sha256": content_hash([job, entry], 32)}) + "\n"
+    line = json.dumps({"kept": entry, "sha256": content_hash([job, entry], 32)})
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             journal.note(path, sha256="")  # listed, so that it is deleted with the stage's other files
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            size = os.fstat(handle).st_size
-            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-            data = (b"\n" if torn else b"") + line.encode()
-            if os.write(handle, data) < len(data):
-                raise OSError(28, "No space left on device")
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        journal.append_line(path, line, flush=True)
     except OSError as error:
         raise InputError(f"could not write {path}: {write_failure(error)}; the rows before are kept") from error

@@ -40,6 +40,7 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(
     undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
 )
 _ENVIRONMENT.tests["none"] = lambda value: value is None or isinstance(value, _Null)
+_compiled = cache(_ENVIRONMENT.from_string)
 _ENVIRONMENT.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": lambda null: None}
 
 
@@ -47,7 +48,7 @@ def render(template: str, row: Row) -> str:
     """The template filled in. Raises NullValueError where it would write a null, InputError for bad ones and missing fields."""
     try:
         filled = _with_nulls(row)
-        return _compile(template).render({**filled, "row": filled})
+        return _compiled(template).render({**filled, "row": filled})
     except NullValueError:
         raise
     except (jinja2.TemplateError, TypeError, ValueError) as error:
@@ -60,11 +61,6 @@ def _with_nulls(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_with_nulls(inner) for inner in value]
     return _Null(exc=NullValueError) if value is None else value
-
-
-@cache
-def _compile(template: str) -> jinja2.Template:
-    return _ENVIRONMENT.from_string(template)
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,8 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
         first_row += manifest["rows"]["input"]
     if not rows:
         raise InputError(f"expected responses, found none in {', '.join(map(str, paths))}")
-    distributions = [
-        replace(s, seed=0) if same_ends else replace(s, seed=0, max_new_tokens=1, stop=(), end_ids=())
-        for s in samplings
-    ]
+    free: dict[str, Any] = {"seed": 0} if same_ends else {"seed": 0, "max_new_tokens": 1, "stop": (), "end_ids": ()}
+    distributions = [replace(sampling, **free) for sampling in samplings]
     for folder, distribution, target in zip(paths, distributions, targets, strict=True):
         other = targets[0] is not None and target is not None and targets[0].other_than(target) is not None
         if distribution != distributions[0] or other:

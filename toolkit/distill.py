@@ -7,9 +7,10 @@
     python -m toolkit.distill responses=... kind=eagle3    a draft that reads the target's states (EAGLE-3)
 
 Writes draft/ (a Hugging Face checkpoint with tokenizer and card: pair.draft=FOLDER/draft), checkpoints/{last,best}.ckpt,
-metrics.csv, metrics.json and config.yaml; with exports=[plain,gguf] also draft_plain/ and draft.gguf, of the whole
-vocabulary, for other programs. The state of the highest val/alpha is exported. Run the same command again to go on after an
-interruption; the weights come out the same, bit for bit on a CPU. With export=true it exports the best draft so far instead.
+metrics.csv, metrics.json and config.yaml; with exports=[plain,gguf] also draft_plain/ and draft.gguf, of the whole vocabulary,
+for other programs; with exports=[compact] draft_compact/, which lacks what is the target's. The state of the highest val/alpha
+is exported. Run the same command again to go on after an interruption; the weights come out the same, bit for bit on a CPU.
+With export=true it exports the best draft so far instead.
 What layers, vocabulary and exports ask of a model is tried at the start (rehearse=true: nothing else is done).
 What a draft is worth is what `python -m analysis.heads` says, not its loss.
 
@@ -40,6 +41,7 @@ from toolkit.distillation.drafts import (
     begin,
     blank_of,
     card_of,
+    check_compact,
     draft_of,
     export_all,
     most_costly,
@@ -154,10 +156,13 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         draft = state_reader(cfg, kind, target, data)
     elif draft is None:
         draft = from_target(cfg, target, data)
-    rows = output_rows(draft, model, bool(cfg.exports)) if kind is None else None
+    whole_exports = {*cfg.exports} - {"compact"}
+    rows = output_rows(draft, model, bool(whole_exports)) if kind is None else None
     if kind is None and cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
         ends = end_ids(draft, tokenizer)
         reduce_vocabulary(draft, frequent_tokens(cfg.vocabulary, data, size, ends, "keep"), ends)
+    if "compact" in cfg.exports:
+        check_compact(draft, model)
     if "gguf" in cfg.exports:
         gguf.check_writable(draft, tokenizer, gguf.tokenizer_file(cfg.pair.target))  # before it is trained
     module = build_module(cfg, responses, data, draft, target, resumed.run_id, kind)

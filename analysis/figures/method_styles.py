@@ -68,6 +68,5 @@ def short(method: str) -> str:
 def setting_name(method: str, setting: str) -> str:
     """A method with its setting, without the head: "fixed K=4", "SpecDec++ min=2 h=0.7"."""
     bare = setting.split(" head=")[0]
-    if method == "speculative" and bare.startswith("K="):
-        return f"fixed {bare}"
-    return f"{short(method)} {bare}".strip()
+    name = "fixed" if method == "speculative" and bare.startswith("K=") else short(method)
+    return f"{name} {bare}".strip()

@@ -7,7 +7,7 @@ are bands, few methods are in colour and the rest grey. `width` is "column" or "
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from analysis.figures.method_styles import LABELS, METHODS, Look, label, look, setting_name, short
 from analysis.tables.grid import ORACLE, PLAIN, REFERENCES
-from analysis.tables.selection import undominated
+from analysis.tables.rows import undominated
 from toolkit.runs.figure_style import INK, MUTED, PALETTE, REST, Width, figure
 
 __all__ = [
@@ -243,6 +243,17 @@ def _texts(curves: Sequence[tuple[str, pd.DataFrame]], chosen: Sequence[str], ax
                 words = row.setting.split(" head=")[0]
                 texts += [(row.verification_rate, row.discard_rate, words, look(method).color)] if words else []
     return texts
+
+
+def of_sweep(tables: Mapping[str, pd.DataFrame], folder: Path, title: str) -> list[Path]:
+    """The figures of a sweep, from its tables; rounds are shown of each method's best setting, few of them."""
+    summary = tables["summary"]
+    figures = [pareto(summary, folder / "pareto.png", title)]
+    if len(chosen := few_settings(tables["positions"], summary)):
+        figures.append(acceptance_by_position(chosen, folder / "positions.png", title))
+    if len(chosen := few_settings(tables["lengths"], summary)):
+        figures.append(lengths(chosen, folder / "lengths.png", title))
+    return figures
 
 
 def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:

@@ -15,8 +15,7 @@ import pandas as pd
 
 from analysis.loads.simulator import Load, RequestResults, serve
 from analysis.tables.grid import PLAIN, REFERENCES, Setting, bounded
-from analysis.tables.replayed_settings import Recording
-from analysis.tables.sweep_context import SweepContext, reads_head
+from analysis.tables.sweep_context import Recording, SweepContext, reads_head
 from toolkit.config import instantiate
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer

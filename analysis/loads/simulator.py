@@ -11,7 +11,7 @@ Shapes: Q requests, T texts of the trace, B slots, P positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -122,6 +122,9 @@ class _Server:
     def __post_init__(self) -> None:
         trace, policy = self.trace, self.policy
         self.geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
+        produced = torch.arange(trace.num_positions) - trace.text_first[:-1].repeat_interleave(trace.text_first.diff())
+        prompts = torch.from_numpy(self.prompt_tokens).repeat_interleave(trace.text_first.diff())
+        self.geometry = replace(self.geometry, context=prompts + produced)
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
         self.drafts = policy.limit != 0 and not isinstance(trace, Copies)

@@ -23,7 +23,8 @@ from analysis.multi_draft.acceptance_table import TreeCost, advise, as_sentence,
 from analysis.multi_draft.target_texts import MethodRule, TargetText, Walk, alphabet_table
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show, show_page
-from analysis.tables.rows import check_comparable, labels, load_rows
+from analysis.tables.rows import labels
+from analysis.tables.selection import check_comparable, load_rows
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text

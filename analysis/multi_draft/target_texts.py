@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -41,8 +41,7 @@ SUMS = ("accepted", "drafted", "optimum")  # over the positions of a text
 TOLERANCE = 1e-4  # by which the optimum without replacement may be off: see `optima`
 
 
-@dataclass(frozen=True)
-class ExpectedAcceptance:
+class ExpectedAcceptance(NamedTuple):
     """accepted [N]: P(a candidate is emitted by acceptance); drafted [N]: P(the emitted token is one)."""
 
     accepted: Tensor
@@ -52,12 +51,13 @@ class ExpectedAcceptance:
 def expected_acceptance(
     rule: SelectionRule, scheme: str, target_probs: Tensor, draft_probs: Tensor, uniforms: Tensor
 ) -> ExpectedAcceptance:
-    """Means over R draws of the candidates, in float64.
+    """Means over R draws of the candidates, in float64, as near their expectations as control variates make them.
 
-    target_probs [N, V]; uniforms [R, N, K]; draft_probs: what the scheme draws from (`MethodRule.draft_side`)
+    target_probs [N, V]; uniforms [R, N, K]
+    draft_probs  what the scheme draws K candidates from: q [N, V], one q for each [N, K, V] (independent), logits (top_k)
     """
-    accepted, added = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
-    num_drafts = uniforms.shape[-1]
+    by_acceptance, by_extra = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
+    num_drafts, alike = uniforms.shape[-1], scheme != "independent"
     uniforms = uniforms[:1] if scheme == "top_k" else uniforms
     for row in uniforms:
         # Candidates [N, K] of each position, how many are real [N], and what each was drawn from [N, K, V].
@@ -66,18 +66,22 @@ def expected_acceptance(
             distributions = torch.nn.functional.one_hot(drawn, draft_probs.shape[-1])
         else:
             drawn, counts = candidates(scheme, draft_probs, row)
-            alike = scheme != "independent"
             distributions = draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1) if alike else draft_probs
         distributions = distributions.to(target_probs.dtype)
         accept, residual = rule.distribution(target_probs, distributions, drawn, counts)
-        by_acceptance = accept.sum(-1).double()
+        accepted = accept.sum(-1).double()
         real = torch.arange(num_drafts, device=drawn.device) < counts.unsqueeze(-1)
         redrawn = residual - residual.scatter(-1, torch.where(real, drawn, drawn[..., :1]), 0.0)
-        accepted += by_acceptance - _deviation(scheme, target_probs, draft_probs, drawn)
-        added += (1 - by_acceptance) * redrawn.sum(-1)
+        by_extra += (1 - accepted) * redrawn.sum(-1)
+        if scheme == "without_replacement" or (scheme == "greedy" and num_drafts == 1):
+            # A control variate of mean 0: how much more than on average the first candidate is accepted.
+            refused = 1 - torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
+            refusal = 1 - acceptance(target_probs, draft_probs, drawn[..., 0]).double()
+            accepted = accepted - (refused - refusal) * refused ** (num_drafts - 1)
+        by_acceptance += accepted
     summed = rule.accepted(target_probs, distributions) if scheme in ("iid", "independent") else None
-    accepted = accepted / len(uniforms) if summed is None else summed.double()
-    return ExpectedAcceptance(accepted, accepted + added / len(uniforms))
+    mean = by_acceptance / len(uniforms) if summed is None else summed.double()
+    return ExpectedAcceptance(mean, mean + by_extra / len(uniforms))
 
 
 def spread_uniforms(shape: tuple[int, int, int], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -112,16 +116,6 @@ def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: s
     return optimal_acceptances(target_probs, draft_probs, num_drafts, scheme)
 
 
-def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:
-    """A control variate [N] of candidates [N, K], of mean 0: how much more than on average the first one is accepted."""
-    num_drafts = drawn.shape[-1]
-    if scheme != "without_replacement" and (scheme != "greedy" or num_drafts > 1):
-        return torch.zeros(len(drawn), dtype=torch.float64, device=drawn.device)
-    refused = 1 - torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
-    refusal = 1 - acceptance(target_probs, draft_probs, drawn[..., 0]).double()
-    return (refused - refusal) * refused ** (num_drafts - 1)
-
-
 @dataclass(frozen=True)
 class TargetText:
     prompt: str
@@ -143,7 +137,7 @@ class MethodRule:
     def of(
         cls, method: str, overrides: Sequence[str] = (), sampling: Sampling | None = None, num_drafts: int = 1
     ) -> MethodRule:
-        """The method_rule of a method of conf/method/ at these settings, as it decodes with `num_drafts` draft models.
+        """Rule and scheme of a method of conf/method/ at these settings, as it decodes with `num_drafts` draft models.
 
         At temperature 0 that is `mcsd_naive` with the draft's most probable tokens, whatever the method (`Method.at`).
         Raises InputError if the method does not choose among candidates.
@@ -167,10 +161,7 @@ class MethodRule:
         return 1 + max((draft for draft, _ in self.sources), default=0)
 
     def draft_side(self, reading: Reading, temperature: float | None, num_drafts: int) -> Tensor:
-        """What K candidates are drawn from: probabilities [N, V], those of each source [N, K, V], or logits for top_k.
-
-        temperature  of drafts without one of their own
-        """
+        """What K candidates are drawn from, for `expected_acceptance`. temperature: of drafts without one of their own."""
         if self.scheme == "top_k":
             return reading.draft_logits[0]
         if not self.sources:
@@ -211,42 +202,40 @@ class Walk:
             raise InputError("expected texts or prompts to walk along, got none")
         if not self.num_drafts:
             raise InputError("num_drafts: expected positive integers, got []")
-        check_texts(self.pair, [text for text in self.source if isinstance(text, TargetText)])
+        for text in self.source:
+            ids = [*text.prompt_ids, *text.token_ids] if isinstance(text, TargetText) else []
+            if len(ids) > self.pair.max_length:
+                raise InputError(f"text {text.prompt}: {len(ids)} tokens exceed {self.pair.context}")
+            if ids and not 0 <= min(ids) <= max(ids) < (size := self.pair.vocab_size):
+                raise InputError(f"text {text.prompt}: expected token ids in [0, {size}), got {min(ids)}..{max(ids)}")
 
     def run(self, method_rules: Sequence[MethodRule], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
         """One row per method, prompt and K: `method`, `scheme`, `prompt`, `K`, `positions` and SUMS."""
         models = max(method_rule.num_models for method_rule in method_rules)
         frames = []
         for first in range(0, len(self.source), PART):
-            part, digest = self.source[first : first + PART], self._about(first, models)
-            paths = {
-                method_rule: folder / f"{method_rule.method}-{method_rule.key}-{first:06d}-{digest}.parquet"
-                for method_rule in method_rules
-            }
-            stored = {method_rule: _read(path) for method_rule, path in paths.items()}
-            missing = [method_rule for method_rule, frame in stored.items() if frame is None]
-            fresh = {}
-            if missing:
-                sequences = self._texts(first, folder / f"texts-{first:06d}-{digest}.parquet")
-                fresh = self._score(sequences, first, missing)
-            for method_rule, frame in fresh.items():
-                write_parquet(frame, paths[method_rule])
-            done = {method_rule: frame for method_rule, frame in stored.items() if frame is not None} | fresh
-            frames += [
-                done[method_rule].assign(method=method_rule.method, scheme=method_rule.scheme)
-                for method_rule in method_rules
-            ]
-            on_part(len(part))
+            digest = self._digest(first, models)
+            paths = {m: folder / f"{m.method}-{m.key}-{first:06d}-{digest}.parquet" for m in method_rules}
+            done = {method_rule: _read(path) for method_rule, path in paths.items()}
+            if missing := [method_rule for method_rule, frame in done.items() if frame is None]:
+                texts = self._texts(first, folder / f"texts-{first:06d}-{digest}.parquet")
+                for method_rule, frame in self._score(texts, first, missing).items():
+                    write_parquet(frame, paths[method_rule])
+                    done[method_rule] = frame
+            for method_rule, frame in done.items():
+                assert frame is not None
+                frames.append(frame.assign(method=method_rule.method, scheme=method_rule.scheme))
+            on_part(len(self.source[first : first + PART]))
         return pd.concat(frames, ignore_index=True)
 
     def readings(self, folder: Path) -> Iterator[Reading]:
         """What target and first draft say at the positions of one text after another; `folder` as in `run`, afterwards."""
         for first in range(0, len(self.source), PART):
-            sequences = self._texts(first, folder / f"texts-{first:06d}-{self._about(first, 1)}.parquet")
+            sequences = self._texts(first, folder / f"texts-{first:06d}-{self._digest(first, 1)}.parquet")
             for _, _, reading in self._read(sequences, first, 1):
                 yield reading
 
-    def _about(self, first: int, models: int) -> str:
+    def _digest(self, first: int, models: int) -> str:
         part = self.source[first : first + PART]
         prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
         contents = [vars(item) if isinstance(item, TargetText) else [item.id, item.content] for item in part]
@@ -277,16 +266,27 @@ class Walk:
         ]
 
     def _score(
-        self, sequences: Sequence[TargetText], first: int, method_rules: Sequence[MethodRule]
+        self, texts: Sequence[TargetText], first: int, method_rules: Sequence[MethodRule]
     ) -> dict[MethodRule, pd.DataFrame]:
+        """Sums over each text's positions, a row per text and K, for every rule. The optimum is computed once per scheme."""
         rows: dict[MethodRule, list[dict[str, Any]]] = {method_rule: [] for method_rule in method_rules}
-        for text, generator, reading in self._read(
-            sequences, first, max(method_rule.num_models for method_rule in method_rules)
-        ):
+        models = max(method_rule.num_models for method_rule in method_rules)
+        for text, generator, reading in self._read(texts, first, models):
             p = reading.target_probs
-            uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
-            for method_rule, sums in self._sums(method_rules, reading, uniforms.to(p.device)):
-                rows[method_rule].append({"prompt": text.prompt, "positions": len(p), **sums})
+            uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype).to(p.device)
+            for num_drafts in self.num_drafts:
+                best: dict[Any, float] = {}
+                for method_rule, lines in rows.items():
+                    q = method_rule.draft_side(reading, self.draft_temperature, num_drafts)
+                    drawn_so = (method_rule.scheme, method_rule.sources)
+                    if drawn_so not in best:
+                        total = optima(p, q, num_drafts, method_rule.scheme).sum() if self.optimum else float("nan")
+                        best[drawn_so] = float(total)
+                    rule, draws = method_rule.rule, uniforms[..., :num_drafts]
+                    accepted, drafted = expected_acceptance(rule, method_rule.scheme, p, q, draws)
+                    sums = (float(accepted.sum()), float(drafted.sum()), best[drawn_so])
+                    line = {"prompt": text.prompt, "positions": len(p), "K": num_drafts}
+                    lines.append(line | dict(zip(SUMS, sums, strict=True)))
         columns = ["prompt", "positions", "K", *SUMS]
         return {method_rule: pd.DataFrame(lines, columns=columns) for method_rule, lines in rows.items()}
 
@@ -304,56 +304,21 @@ class Walk:
                     order = torch.randperm(length, generator=generator)[: self.positions]
                 chosen.append(sorted(order.tolist()))
             ids = [(text.prompt_ids, text.token_ids) for text in batch]
-            yield from zip(
-                batch, generators, readings_along(self.pair, ids, self.sampling, chosen, models), strict=True
-            )
-
-    def _sums(self, method_rules: Sequence[MethodRule], reading: Reading, uniforms: Tensor) -> Any:
-        """(method_rule, K and sums over the positions) for every method_rule and K; uniforms [R, N, most K]."""
-        p = reading.target_probs
-        for num_drafts in self.num_drafts:
-            best: dict[Any, float] = {}
-            for method_rule in method_rules:
-                q = method_rule.draft_side(reading, self.draft_temperature, num_drafts)
-                drawn_so = (method_rule.scheme, method_rule.sources)
-                if drawn_so not in best:
-                    total = optima(p, q, num_drafts, method_rule.scheme).sum() if self.optimum else float("nan")
-                    best[drawn_so] = float(total)
-                expected = expected_acceptance(method_rule.rule, method_rule.scheme, p, q, uniforms[..., :num_drafts])
-                accepted, drafted = float(expected.accepted.sum()), float(expected.drafted.sum())
-                sums = {"K": num_drafts, "accepted": accepted, "drafted": drafted, "optimum": best[drawn_so]}
-                yield method_rule, sums
+            readings = readings_along(self.pair, ids, self.sampling, chosen, models)
+            yield from zip(batch, generators, readings, strict=True)
 
 
 def alphabet_table(walk: Walk, folder: Path) -> pd.DataFrame:
     """Share of positions by tokens of probability above 0, per model (Khisti et al., arXiv:2410.18234, appendix F)."""
     counted: dict[str, Counter[int]] = {model: Counter() for model in MODELS}
     for reading in walk.readings(folder):
-        for model, probs in zip(
-            MODELS, (reading.target_probs, reading.draft_probs(walk.draft_temperature)), strict=True
-        ):
-            counted[model].update(alphabet_sizes(probs).tolist())
+        sides = reading.target_probs, reading.draft_probs(walk.draft_temperature)
+        for model, probs in zip(MODELS, sides, strict=True):
+            counted[model].update(torch.count_nonzero(probs, dim=-1).tolist())
     lines = [(model, size, sizes[size]) for model, sizes in counted.items() for size in sorted(sizes)]
     table = pd.DataFrame(lines, columns=["model", "size", "positions"])
     table["share"] = table.positions / table.groupby("model").positions.transform("sum")
     return table.assign(share_up_to=table.groupby("model").share.cumsum())
-
-
-def alphabet_sizes(probs: Tensor) -> Tensor:
-    """Tokens with a probability above 0 [N] of probs [N, V]."""
-    return torch.count_nonzero(probs, dim=-1)
-
-
-def check_texts(pair: ModelPair, sequences: Sequence[TargetText]) -> None:
-    """Raises InputError if the pair cannot read a text."""
-    for text in sequences:
-        ids = [*text.prompt_ids, *text.token_ids]
-        if len(ids) > pair.max_length:
-            raise InputError(f"text {text.prompt}: {len(ids)} tokens exceed {pair.context}")
-        if ids and not 0 <= min(ids) <= max(ids) < pair.vocab_size:
-            raise InputError(
-                f"text {text.prompt}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}"
-            )
 
 
 def _read(path: Path) -> pd.DataFrame | None:

@@ -13,7 +13,7 @@ from analysis.figures.method_styles import MARKERS, METHODS, Look, look
 from analysis.papers.table import Cell, PaperTable, Runs, check_keys, expanded, first_column, merged
 from analysis.tables.bootstrap import ENOUGH
 from analysis.tables.files import markdown
-from analysis.tables.selection import undominated
+from analysis.tables.rows import undominated
 from toolkit.errors import unknown_name
 from toolkit.runs.figure_style import PALETTE, figure
 from toolkit.runs.stage import read_manifest

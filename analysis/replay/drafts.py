@@ -36,7 +36,7 @@ from toolkit.distillation.drafts import export
 from toolkit.engine.facts import NO_LIMIT, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
-from toolkit.models.pair import TOY, ModelPair, load_draft, load_tokenizer, unshared_tokens
+from toolkit.models.pair import TOY, ModelPair, lacks_tokenizer, load_draft, load_tokenizer, resolve, unshared_tokens
 from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.models.teacher import Text, distributions_along
 from toolkit.runs.stage import open_stage
@@ -98,9 +98,10 @@ def _candidates(
     sequences = [(row["prompt_ids"], row["token_ids"]) for row in counted.rows] if counted else []
     candidates = {}
     for name, source in drafts.items():
-        unshared = unshared_tokens(alone.tokenizer, load_tokenizer(source), f"draft {source}")
+        own = alone.tokenizer if lacks_tokenizer(resolve(source)) else load_tokenizer(source)
+        unshared = unshared_tokens(alone.tokenizer, own, f"draft {source}")
         for count in cfg.vocabularies:
-            draft = load_draft(source, cfg.pair.device, cfg.pair.dtype)
+            draft = load_draft(source, cfg.pair.device, cfg.pair.dtype, target=alone.target)
             if count is not None:
                 vocabulary = kept_tokens(draft)
                 tokens = range(vocab_size(draft)) if vocabulary is None else vocabulary.tolist()

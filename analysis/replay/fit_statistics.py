@@ -1,9 +1,7 @@
 """Acceptance from statistics of q, fitted to recordings: analysis.heads statistics=[TRACES]. No model runs.
 
-Every position of a response is a sample, at a depth that is drawn from the rounds that could contain it
-(`toolkit.training.recorded`). Its labels are probabilities: min(1, p/q) of the drawn token, sum min(p, q) of the position, and
-that of the next position where the drawn token was accepted. Sequences are split under the seed. The numbers alone, or with
-their products: a fifth of the fitted sequences decides, then all of them are fitted to. Scores are of sequences held out.
+Sequences are split under the seed. The numbers alone, or with their products: a fifth of the fitted sequences decides, then all
+of them are fitted to. Scores are of sequences held out. calibration=[TRACES] or counts=FILE: `analysis.replay.calibrate`.
 
     statistics.json  the weights (`toolkit.acceptance.statistics`), what they were fitted to, and the scores by depth
     statistics.md    which numbers matter, for people
@@ -13,7 +11,6 @@ their products: a fifth of the fitted sequences decides, then all of them are fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,89 +20,35 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis.replay.calibrate import fitted_maps, maps_of_counts
+from analysis.replay.fit_samples import Samples, samples, score, split
 from analysis.tables.files import markdown, read_table, save_table, show
-from toolkit.acceptance.calibration.scores import CalibrationScores, log_losses
-from toolkit.acceptance.inputs import Inputs
+from toolkit.acceptance.calibration.by_depth import Calibration
+from toolkit.acceptance.calibration.scores import log_losses
 from toolkit.acceptance.statistics import (
     NUMBERS,
     OUTPUTS,
     Logistic,
     input_names,
     inputs_of,
-    numbers_of,
     read_statistics,
     write_statistics,
 )
 from toolkit.config import commands, plain
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.stage import open_stage
-from toolkit.trace import Trace
-from toolkit.trace.steps import RecordedStep
 from toolkit.trace.store import SUMMARY, read_traces
-from toolkit.training.recorded import TracedStates
 
 FILE = "statistics.json"
 PULL = 10.0  # C of the penalty: weak
 INNER = 0.2  # share of the fitted sequences that chooses between the forms
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Positions that a round may draft at.
-
-    numbers [n, 4]   of the draft's unwarped q (`toolkit.acceptance.statistics`)
-    depth [n]        in the round, from 1
-    labels           by output [n] in [0, 1]; not a number where there is none
-    sequence [n]     which text of the recording
-    """
-
-    numbers: Tensor
-    depth: Tensor
-    labels: Mapping[str, Tensor]
-    sequence: Tensor
-
-    def where(self, chosen: Tensor) -> Samples:
-        """Some of the samples [n] bool."""
-        labels = {name: values[chosen] for name, values in self.labels.items()}
-        return Samples(self.numbers[chosen], self.depth[chosen], labels, self.sequence[chosen])
-
-    def of(self, output: str) -> tuple[Tensor, Tensor, Tensor]:
-        """What an output reads [n, numbers], the depth [n] and the label [n], where there is one."""
-        labels = self.labels[output]
-        labelled = ~labels.isnan()
-        numbers = self.numbers[:, :-1] if output == "position" else self.numbers
-        return numbers[labelled], self.depth[labelled], labels[labelled]
-
-    @classmethod
-    def join(cls, parts: Sequence[Samples]) -> Samples:
-        """All samples of several recordings; their sequences are numbered on."""
-        sizes = np.cumsum([0, *(int(part.sequence.max()) + 1 for part in parts)])
-        sequence = torch.cat([part.sequence + int(first) for part, first in zip(parts, sizes, strict=False)])
-        labels = {name: torch.cat([part.labels[name] for part in parts]) for name in OUTPUTS}
-        numbers, depth = (torch.cat([getattr(part, name) for part in parts]) for name in ("numbers", "depth"))
-        return cls(numbers, depth, labels, sequence)
-
-
-def samples(trace: Trace, deepest: int, seed: int = 0) -> Samples:
-    """The positions of a recording, with depths up to `deepest`. Raises InputError for statistics that are not numbers."""
-    states = TracedStates(trace, range(trace.num_texts), torch.zeros(1, 1), Inputs(round_depth=deepest), seed=seed)
-    assert states.depths is not None
-    numbers = numbers_of(RecordedStep(trace, 1, states.steps))
-    labels = {"drawn": states.labels[:, 0], "position": trace.alpha[states.steps], "following": states.labels[:, 1]}
-    labels = {name: values.double().clamp(0, 1) for name, values in labels.items()}
-    finite = numbers.isfinite().all(1) & labels["drawn"].isfinite() & labels["position"].isfinite()
-    if broken := int((~finite).sum()):
-        raise InputError(
-            f"statistics: {broken} of {len(numbers)} recorded positions hold what is not a number: record them again"
-        )
-    return Samples(numbers, states.depths, labels, trace.step_sequences[states.steps])
-
-
 def fitted(numbers: Tensor, depth: Tensor, labels: Tensor, names: Sequence[str]) -> Logistic:
     """The regression of labels [n] in [0, 1] on the named inputs and the depth, weakly penalised.
 
-    The intercept of depth 1 is 0, and the bias stands for it.
+    The intercept of depth 1 is 0, and the bias stands for it. A depth that was never seen has the one before it.
 
     Raises InputError for fewer positions than weights, and for labels of one class alone.
     """
@@ -133,7 +76,10 @@ def fitted(numbers: Tensor, depth: Tensor, labels: Tensor, names: Sequence[str])
         name: (value, float(mean), float(deviation))
         for name, value, mean, deviation in zip(names, values, means, deviations, strict=False)
     }
-    return Logistic(float(model.intercept_[0]), weights, (0.0, *values[len(names) :]))
+    intercepts = [0.0]
+    for number, value in enumerate(values[len(names) :], start=1):
+        intercepts.append(value if at_depth[:, number - 1].any() else intercepts[-1])
+    return Logistic(float(model.intercept_[0]), weights, tuple(intercepts))
 
 
 def logits_of(output: str, logistic: Logistic, part: Samples) -> tuple[Tensor, Tensor, Tensor]:
@@ -162,44 +108,42 @@ def chosen_fit(output: str, part: Samples, form: str, seed: int) -> Logistic:
     return fitted(*part.of(output), tried[int(np.argmin(losses))])
 
 
-def split(sequence: Tensor, share: float, seed: int) -> Tensor:
-    """Which samples [n] belong to the share of sequences that is held out. Raises InputError where a part is empty."""
-    different = sequence.unique()
-    count = round(share * len(different))
-    if not 0 < count < len(different):
-        raise InputError(
-            f"statistics: expected sequences to fit to and some to hold out ({share:g} of them), got {len(different)}"
-        )
-    order = np.random.default_rng(seed).permutation(len(different))
-    return torch.isin(sequence, different[order[:count]])
-
-
 def fit_statistics(cfg: commands.Heads) -> Path:
     """Fit, score and write; returns the output folder."""
-    folders = [Path(str(folder)) for folder in plain(cfg.statistics)]
-    if not folders:
-        raise InputError("statistics: expected folders of data_gen.traces, statistics=[FOLDER,...], got []")
-    stage = open_stage("heads", cfg, inputs=[folder / SUMMARY for folder in folders], ignore=("track",))
+    folders, others = ([Path(str(folder)) for folder in plain(key) or ()] for key in (cfg.statistics, cfg.calibration))
+    if not folders or (others and cfg.counts is not None):
+        raise InputError(
+            "statistics: expected folders of data_gen.traces, statistics=[FOLDER,...], and calibration= or counts=, not both; "
+            f"got {len(folders)}, {len(others)} and {cfg.counts}"
+        )
+    stage = open_stage("heads", cfg, inputs=[folder / SUMMARY for folder in (*folders, *others)], ignore=("track",))
     if not stage.finished:
         started = perf_counter()
         summaries = [read_json(folder / SUMMARY) for folder in folders]
-        _warn_of_others(folders, summaries)
         parts = [samples(read_traces(folder, replicate=None), cfg.max_drafted, cfg.seed) for folder in folders]
         held_out = [split(part.sequence, cfg.dev_share, cfg.seed) for part in parts]
         learned = Samples.join([part.where(~out) for part, out in zip(parts, held_out, strict=True)])
         outputs = {name: chosen_fit(name, learned, cfg.form, cfg.seed) for name in OUTPUTS}
-        others = {folder.name: part.where(out) for folder, part, out in zip(folders, parts, held_out, strict=True)}
-        table = scores(outputs, others)
+        tests = {folder.name: part.where(out) for folder, part, out in zip(folders, parts, held_out, strict=True)}
+        calibration = Calibration()
+        if cfg.counts is not None:
+            calibration = maps_of_counts(cfg.counts, judged_by(outputs, learned))
+        elif others:
+            dev = Samples.join([samples(read_traces(folder), cfg.max_drafted, cfg.seed) for folder in others])
+            calibration = fitted_maps(judged_by(outputs, dev))
+        table = scores(outputs, tests, calibration)
+        _warn_of_others(folders, summaries, table)
         record = {
             "drafts": sorted({summary["draft_fingerprint"] for summary in summaries}),
             "targets": sorted({summary["target_fingerprint"] for summary in summaries}),
             "temperatures": sorted({summary["sampling"]["temperature"] for summary in summaries}),
             "positions": len(learned.depth),
+            "calibration": calibration.facts(),
             "held_out": table.to_dict("records"),
         }
         write_statistics(stage.folder / FILE, outputs, record)
         save_table(table, stage.folder, "scores")
-        stage.finish(positions=[len(learned.depth), sum(len(p.depth) for p in others.values())],
+        stage.finish(positions=[len(learned.depth), sum(len(p.depth) for p in tests.values())],
                      seconds=perf_counter() - started)  # fmt: skip
     outputs, _ = read_statistics(stage.folder / FILE)
     facts, table = stage.manifest, read_table(stage.folder, "scores")
@@ -216,28 +160,28 @@ def fit_statistics(cfg: commands.Heads) -> Path:
     return stage.folder
 
 
-def scores(outputs: Mapping[str, Logistic], recordings: Mapping[str, Samples]) -> pd.DataFrame:
-    """One line per output, recording and depth; depth `all` first."""
+def judged_by(outputs: Mapping[str, Logistic], part: Samples) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Logits, labels and depths [n] each, by output."""
+    return {name: logits_of(name, logistic, part) for name, logistic in outputs.items()}
+
+
+def scores(
+    outputs: Mapping[str, Logistic], recordings: Mapping[str, Samples], calibration: Calibration
+) -> pd.DataFrame:
+    """One line per output, recording and depth; depth `all` first. With a calibration its ECE, too."""
     lines = []
     for output, logistic in outputs.items():
         for name, part in recordings.items():
             logits, labels, depth = logits_of(output, logistic, part)
+            mapped = calibration.prob(output, logits, depth).logit(eps=1e-9)
             for level in ("all", *sorted(depth.unique().tolist())):
                 chosen = torch.ones_like(depth, dtype=torch.bool) if level == "all" else depth == level
                 line = {"output": output, "recording": name, "depth": str(level), "positions": int(chosen.sum())}
-                lines.append(line | score(logits[chosen], labels[chosen]))
+                line |= score(logits[chosen], labels[chosen])
+                if calibration.outputs:
+                    line["ECE_calibrated"] = score(mapped[chosen], labels[chosen])["ECE"]
+                lines.append(line)
     return pd.DataFrame(lines)
-
-
-def score(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Log loss, AUC and ECE of logits [n] against labels [n] in [0, 1], and both means."""
-    scored = CalibrationScores(sync_on_compute=False)
-    scored.update(logits, labels)
-    computed = {key: float(value) for key, value in scored.compute().items()}
-    return {
-        "log_loss": computed["log_loss"], "AUC": computed["auroc"], "ECE": computed["ece"],
-        "mean_estimate": float(torch.sigmoid(logits).mean()), "mean_label": float(labels.mean()),
-    }  # fmt: skip
 
 
 def meaning(output: str, logistic: Logistic) -> str:
@@ -248,15 +192,18 @@ def meaning(output: str, logistic: Logistic) -> str:
     return f"`{output}`: change of the log odds per standard deviation: {shown}{depths}"
 
 
-def _warn_of_others(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Say which recordings are of another draft or temperature than the first one; the scores say how far they are off."""
+def _warn_of_others(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]], table: pd.DataFrame) -> None:
+    """Warn of recordings of another draft or temperature than the first one, with how far the fit is off there."""
+    drawn = table[(table.output == "drawn") & (table.depth == "all")].set_index("recording")
     for folder, summary in zip(folders[1:], summaries[1:], strict=True):
         for name, values in (
             ("draft", [other["draft_fingerprint"] for other in (summaries[0], summary)]),
             ("temperature", [other["sampling"]["temperature"] for other in (summaries[0], summary)]),
         ):
             if values[0] != values[1]:
-                print(
-                    f"statistics: {folder} was recorded with another {name} than {folders[0]} ({values[1]}, {values[0]}); "
-                    "mean_estimate and mean_label of its scores say how far the fit is off there"
+                line = drawn.loc[folder.name]
+                warn(
+                    f"statistics: {folder} was recorded with another {name} than {folders[0]} ({values[1]}, {values[0]}): "
+                    f"on its texts held out the mean estimate is {line.mean_estimate:.3f}, the mean acceptance {line.mean_label:.3f}, "
+                    f"ECE {line.ECE:.3f}"
                 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
+from toolkit.acceptance.calibration.by_depth import Calibration
 from toolkit.acceptance.folder import (
     KINDS,
     SurvivalScorer,
@@ -71,6 +72,10 @@ class CandidateHead:
             "train_kl": scores.get("train/binary_kl"), "validation_kl": validation,
         }  # fmt: skip
 
+    def policy(self, corrected: bool) -> Rate | Survival:
+        """Its `threshold_policy`, calibrated by depth where its folder says how."""
+        return threshold_policy(self.head, corrected, Calibration.beside(self.folder))
+
     def scored(self, trace: Trace, draft: Any) -> Trace:
         """The trace with this head's logits."""
         return trace if self.recorded else with_logits(trace, {self.head.key: scorer_with(self.head, draft, "cpu")})
@@ -131,13 +136,13 @@ def _candidate(
     return CandidateHead(name, kind, folder, head, card, recorded)
 
 
-def threshold_policy(head: Any, corrected: bool) -> Rate | Survival:
+def threshold_policy(head: Any, corrected: bool, calibration: Calibration | None = None) -> Rate | Survival:
     """The policy of a head whose logits a trace holds, to be swept over levels 1 - h.
 
     SpecDec++'s rule; of a pre-read head the rate rule's score, P(all accepted and the next one, too), in its place.
     corrected  undo the class weight's shift of an acceptance head (a pre-read head's is undone always)
     """
-    shift = head.config["log_w_rej"]
+    shared = {"log_w_rej": head.config["log_w_rej"], "calibration": calibration or Calibration()}
     if isinstance(head, PrereadHead):
-        return Rate(PrereadEstimator(head.key, scorer=PrereadScorer(head), log_w_rej=shift), rate=1.0)
-    return Survival(HeadEstimator(head.key, corrected, scorer=SurvivalScorer(head), log_w_rej=shift))
+        return Rate(PrereadEstimator(head.key, scorer=PrereadScorer(head), **shared), rate=1.0)
+    return Survival(HeadEstimator(head.key, corrected, scorer=SurvivalScorer(head), **shared))

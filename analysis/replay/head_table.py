@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.replay.head_folders import CandidateHead, find_heads, threshold_policy
+from analysis.replay.head_folders import CandidateHead, find_heads
 from analysis.replay.head_scores import head_scores
 from analysis.tables.bootstrap import Bootstrap, spread_name
 from analysis.tables.files import markdown, read_table, save_table, show
@@ -128,7 +128,7 @@ def _study(
     """A head's line, and its curve over thresholds. The threshold is the best on dev, all numbers are of test."""
     thresholds, cost_ratio = [float(h) for h in cfg.thresholds], cfg.cost_ratio
     scored = {id(part.trace): candidate.scored(part.trace, draft) for part in (dev, test)}
-    policy = threshold_policy(candidate.head, cfg.corrected)
+    policy = candidate.policy(cfg.corrected)
     levels = [1 - h for h in thresholds]
     shortest = PREREAD_SHORTEST if candidate.kind == "preread" else cfg.min_drafted
     sweeps = {key: sweep_levels(trace, policy, levels, shortest) for key, trace in scored.items()}

@@ -32,9 +32,9 @@ from analysis.replay.head_folders import CandidateHead, find_heads, threshold_po
 from analysis.replay.head_scores import drawn_samples
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show
-from analysis.tables.grid import UPPER_BOUND
+from analysis.tables.grid import FIXED, UPPER_BOUND
 from analysis.tables.rows import Array, throughput
-from analysis.tables.standing import FIXED, interval_text, standing
+from analysis.tables.standing import interval_text, standing
 from toolkit.acceptance import Confidence as ConfidenceEstimator
 from toolkit.acceptance import OnlineLogistic, PrereadHead, StatisticsEstimator
 from toolkit.acceptance.folder import scorer_with

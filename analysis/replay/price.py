@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.replay.head_folders import find_heads, threshold_policy
+from analysis.replay.head_folders import find_heads
 from analysis.tables.files import markdown, save_table, show, show_page
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
@@ -46,7 +46,7 @@ def solve_prices(cfg: commands.Timing) -> Path:
         show_page(stage.folder / "prices.md")
         return stage.folder
     scored = candidate.scored(trace, instantiate(cfg.draft) if candidate.needs_draft else None)
-    policy = threshold_policy(candidate.head, corrected=True)
+    policy = candidate.policy(corrected=True)
     lines = []
     for c in ratios:
         solved = bounds.solve_policy(scored, policy, c, cfg.min_drafted)

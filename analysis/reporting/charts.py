@@ -10,8 +10,7 @@ import pandas as pd
 from analysis.figures.method_styles import look, setting_name, short
 from analysis.figures.plots import highlighted
 from analysis.tables.grid import PLAIN, REFERENCES
-from analysis.tables.rows import COUNTS
-from analysis.tables.selection import undominated
+from analysis.tables.rows import COUNTS, undominated
 
 SHAPES = {
     "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "P": "cross",

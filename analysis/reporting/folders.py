@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.tables.rows import FREE
+from analysis.tables.selection import FREE
 from toolkit.errors import InputError
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import MANIFEST, read_manifest

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.files.digests import digest
 
 IMPOSSIBLE = "impossible"  # of a method's settings; its one value: skip
-ORACLE, UPPER_BOUND, PLAIN = "oracle", "upper_bound", "autoregressive"
+ORACLE, UPPER_BOUND, PLAIN, FIXED = "oracle", "upper_bound", "autoregressive", "speculative"
 PER_PROMPT = "fixed_per_prompt"  # the baseline's best setting of every prompt, with hindsight: in frontiers only
 REFERENCES = (PER_PROMPT, UPPER_BOUND, ORACLE)  # they use knowledge that no method has
 PARAMETERS = {UPPER_BOUND: ("price", "min_drafted", "draft_temperature"), ORACLE: ("max_drafted", "draft_temperature")}
@@ -47,7 +48,7 @@ class Setting:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     max_drafted: int | None = None
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The parameters as a reader says them: "K=4", "h=0.7", "h=0.7 head=w6@1a2b3c"."""
         names = sorted(self.parameters, key=lambda name: name == "head")  # the head last, the others as in the grid
@@ -55,11 +56,12 @@ class Setting:
         symbols = {name: SYMBOLS.get(name, name.removeprefix("policy.")) for name in names}
         return " ".join(f"{symbols[name]}={_value(name, value)}" for name, value in values)
 
-    @property
+    @cached_property
     def name(self) -> str:
+        """Method and label: unique in a grid."""
         return f"{self.method} {self.label}".strip()
 
-    @property
+    @cached_property
     def head(self) -> str | None:
         """Folder of the acceptance head; None: the pair's own, if one is needed."""
         return self.parameters.get("head")
@@ -77,7 +79,7 @@ class Setting:
             overrides.append(f"max_drafted={self.max_drafted}")
         return config.method_config(self.method, overrides, self.head)
 
-    @property
+    @cached_property
     def content(self) -> dict[str, Any]:
         """Everything that the setting's rows depend on, with paths as they are (`toolkit.config.identity` reads them)."""
         if self.method in PARAMETERS:

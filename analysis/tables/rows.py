@@ -19,7 +19,6 @@ num_drafted + num_target_calls = num_generated + num_discarded.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,24 +27,18 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import Array, Bootstrap
-from analysis.tables.files import read_table
-from analysis.tables.grid import REFERENCES
+from analysis.tables.grid import FIXED, PLAIN, REFERENCES, UPPER_BOUND
 from toolkit import metrics
 from toolkit.config import commands, plain
-from toolkit.errors import InputError, unknown_name
-from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.types import Counts, Round
 
-NAME = "rows"
-DEFAULT_BOUND = 20  # `max_drafted` of a method that names none
-PARAMETER = re.compile(r"(\S+?)=(\S+)")  # in a setting's label: "h=0.3 head=depth=2,w_rej=6@1a2b3c"
-FREE = ("seed", "device", "device_map")  # of the sampling and the pair: sweeps that differ in these still compare
 COUNTS = tuple(Counts.__dataclass_fields__)
 LENGTHS = ("accepted_lengths", "drafted_lengths", "reached_lengths")
 SETTING = ["dataset", "split", "method", "setting"]
 SOURCES = ("copy_rounds", "draft_rounds")
 FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, *SOURCES, "finish_reason", "error", "setting_seconds"]
 SELDOM = 0.01  # share of rounds
+BANDS = Bootstrap(1000)  # of acceptance by position
 
 
 def labels(cfg: commands.Labels) -> dict[str, str]:
@@ -81,94 +74,11 @@ def one_kind(parameters: pd.DataFrame) -> pd.DataFrame:
     return columns
 
 
-def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
-    """The rows of several sweep folders. Raises InputError for folders without rows, or that do not go together."""
-    if isinstance(folders, str | Path):
-        folders = [folders]
-    if not folders:
-        raise InputError(f"{what}: expected sweep folders, {what}=[FOLDER,...], got none")
-    for folder in map(Path, folders):
-        if not folder.is_dir():
-            raise InputError(f"{what}: expected a sweep's output folder at {folder}, found none")
-        if not (folder / f"{NAME}.parquet").exists():
-            raise InputError(
-                f"{what}: {folder} holds no {NAME}.parquet: it is not a sweep's output, or the sweep has not ended"
-            )
-    frames = [read_table(folder, NAME) for folder in folders]
-    check_comparable([Path(folder) for folder in folders])
-    rows = pd.concat(frames, ignore_index=True)
-    key = [*SETTING, "prompt"]
-    counts = rows[key].join(rows[list(COUNTS)].round(3)).groupby(key, sort=False).nunique()
-    if (counts > 1).any(axis=None):
-        first = counts[(counts > 1).any(axis=1)].index[0]
-        raise InputError(f"{what}: two folders disagree about {' '.join(map(str, first))}; give only one of them")
-    return rows.drop_duplicates(key, ignore_index=True)
-
-
-def check_comparable(folders: Sequence[Path]) -> None:
-    """Raises InputError unless all sweeps have the same pair, sampling and bound; seeds and devices may differ."""
-    manifests = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
-    for other in manifests[1:]:
-        bounds = []  # earlier versions left methods at theirs, whatever the sweep's was
-        for manifest in (manifests[0], other):
-            bound = manifest.get("config", {}).get("max_drafted")
-            bounds.append(bound if bound is None or manifest.get("bound_reaches_methods") else DEFAULT_BOUND)
-        if bounds[0] != bounds[1]:
-            raise InputError(f"the sweeps differ in max_drafted: {bounds}; sweep with the same one")
-        for part in ("pair", "sampling"):
-            first, second = (manifest.get("config", {}).get(part) or {} for manifest in (manifests[0], other))
-            # An empty mapping of options counts as a missing key.
-            sides = [{key: None if value == {} else value for key, value in side.items()} for side in (first, second)]
-            changed = [
-                key for key in sorted(first | second) if sides[0].get(key) != sides[1].get(key) and key not in FREE
-            ]
-            if changed:
-                raise InputError(
-                    f"the sweeps differ in {', '.join(f'{part}.{key}' for key in changed)}: "
-                    f"{[first.get(key) for key in changed]} and {[second.get(key) for key in changed]}"
-                )
-
-
-def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each data set as of one part, named "dev+test". Raises InputError if two parts hold the same prompt."""
-    names = {dataset: "+".join(dict.fromkeys(part.split)) for dataset, part in rows.groupby("dataset", sort=False)}
-    joined = rows.assign(split=rows.dataset.map(names))
-    twice = joined[joined.duplicated([*SETTING, "prompt"])]
-    if not twice.empty:
-        raise InputError(
-            f"{twice.dataset.iloc[0]}: prompt {twice.prompt.iloc[0]} is in two parts; give only one of them"
-        )
-    return joined
-
-
-def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Settings of one method as methods of their own, by the named parameters (head). Raises InputError for unknown names."""
-    settings = rows.loc[~rows.method.isin(REFERENCES), ["method", "setting"]].drop_duplicates()
-    values = {key: PARAMETER.findall(key[1]) for key in settings.itertuples(index=False, name=None)}
-    parameters = {name for pairs in values.values() for name, _ in pairs}
-    for name in names:
-        if name not in parameters:
-            raise unknown_name("apart (a parameter as settings call it)", name, sorted(parameters))
-    renamed = {}
-    for (method, setting), pairs in values.items():
-        chosen = " ".join(f"{name}={value}" for name, value in pairs if name in names)
-        rest = " ".join(f"{name}={value}" for name, value in pairs if name not in names)
-        renamed[method, setting] = (f"{method} {chosen}", rest) if chosen else (method, setting)
-    for method in set(settings.method):
-        split = {new[0] for (old, _), new in renamed.items() if old == method}
-        if len(split) == 1:
-            renamed = {key: key if key[0] == method else new for key, new in renamed.items()}
-    new = [renamed.get(key, key) for key in rows[["method", "setting"]].itertuples(index=False, name=None)]
-    return rows.assign(method=[method for method, _ in new], setting=[setting for _, setting in new])
-
-
-def same_texts(folders: Sequence[Path], rows: pd.DataFrame, method: str) -> bool:
-    """Whether all sweeps were replayed on traces, and all settings of a method on the same text of every prompt."""
-    manifests = [read_manifest(folder) if (folder / MANIFEST).exists() else {} for folder in folders]
-    mine = rows[(rows.method == method) & rows.error.isna()]
-    lengths = mine.groupby(["dataset", "prompt"]).num_generated.nunique()
-    replayed = all(manifest.get("config", {}).get("source") == "traces" for manifest in manifests)
-    return replayed and bool((lengths == 1).all())
+def summary_table(rows: pd.DataFrame, cost_ratio: float) -> pd.DataFrame:
+    """One line per setting: `settings_table`, where its rounds drafted, and the seconds it took."""
+    summary = settings_table(rows, cost_ratio).assign(**source_shares(rows))
+    summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).setting_seconds.first())
+    return summary
 
 
 def totals(rows: pd.DataFrame) -> pd.DataFrame:
@@ -270,3 +180,40 @@ def _chains(rows: pd.DataFrame) -> Iterator[tuple[dict[str, str], list[Array]]]:
 def at_least(histogram: Array) -> Array:
     """Numbers of rounds with at least n tokens, from those with n: [..., longest + 1]."""
     return np.flip(np.flip(histogram, -1).cumsum(-1), -1)
+
+
+def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
+    """Totals, marking what is undominated among lossless settings; references are not settings one could choose."""
+    table = at_cost(totals(rows), cost_ratio, node_cost)
+    eligible = table.lossless.to_numpy(dtype=bool) & ~table.method.isin(REFERENCES).to_numpy()
+    flags = np.zeros(len(table), dtype=bool)
+    flags[eligible] = undominated(table.loc[eligible, ["discard_rate", "verification_rate"]].to_numpy(dtype=float))
+    return table.assign(undominated=flags)
+
+
+def undominated(points: Array, more: tuple[bool, bool] = (False, False)) -> np.ndarray:
+    """Which points [n, 2] no other one beats: [n] bool. more: whether more is better, on each axis."""
+    points = np.where(more, -points, points)
+    flags = np.zeros(len(points), dtype=bool)
+    last = (np.inf, np.inf)
+    for i in np.lexsort((points[:, 1], points[:, 0])):
+        if points[i, 1] < last[1] or tuple(points[i]) == last:  # equal points do not dominate each other
+            flags[i], last = True, tuple(points[i])
+    return flags
+
+
+def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float | str | None]:
+    """Scalars of a sweep's summary at one cost ratio, on the prompts that the best setting was picked on; None: unknown."""
+    own = summary[~summary.method.isin((*REFERENCES, PLAIN))]
+    own = summary[summary.method == PLAIN] if own.empty else own
+    if own.empty:
+        return {"cost_ratio": cost_ratio}
+    best = own.loc[own.throughput.idxmax()]
+    fixed, bound = (summary[summary.method == name].throughput.max() for name in (FIXED, UPPER_BOUND))
+    return {
+        "best": f"{best.method} {best.setting}".strip(),
+        **metrics.scalars(counts_of(best[list(COUNTS)]), cost_ratio),
+        **{name: float(best[name]) for name in ("copy_share", "draft_share") if name in best},
+        "over_fixed_k": None if pd.isna(fixed) else float(best.throughput / fixed - 1),
+        "upper_bound_share": float((best.throughput - fixed) / (bound - fixed)) if bound > fixed else None,
+    }

@@ -1,16 +1,115 @@
-"""Choosing settings on dev rows, and which rows may be compared at all."""
+"""Which rows of which sweeps may be compared, and choosing settings on dev rows."""
 
 from __future__ import annotations
 
-import numpy as np
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
 import pandas as pd
 
+from analysis.tables.files import read_table
 from analysis.tables.grid import PER_PROMPT, REFERENCES
-from analysis.tables.rows import Array, at_cost, totals
+from analysis.tables.rows import COUNTS, SETTING, at_cost
 from toolkit import metrics
-from toolkit.errors import InputError
+from toolkit.errors import InputError, unknown_name
+from toolkit.runs.stage import MANIFEST, read_manifest
 
 Choice = dict[str, str]  # method -> setting
+NAME = "rows"
+DEFAULT_BOUND = 20  # `max_drafted` of a method that names none
+PARAMETER = re.compile(r"(\S+?)=(\S+)")  # in a setting's label: "h=0.3 head=depth=2,w_rej=6@1a2b3c"
+FREE = ("seed", "device", "device_map")  # of the sampling and the pair: sweeps that differ in these still compare
+
+
+def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
+    """The rows of several sweep folders. Raises InputError for folders without rows, or that do not go together."""
+    if isinstance(folders, str | Path):
+        folders = [folders]
+    if not folders:
+        raise InputError(f"{what}: expected sweep folders, {what}=[FOLDER,...], got none")
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise InputError(f"{what}: expected a sweep's output folder at {folder}, found none")
+        if not (folder / f"{NAME}.parquet").exists():
+            raise InputError(
+                f"{what}: {folder} holds no {NAME}.parquet: it is not a sweep's output, or the sweep has not ended"
+            )
+    frames = [read_table(folder, NAME) for folder in folders]
+    check_comparable([Path(folder) for folder in folders])
+    rows = pd.concat(frames, ignore_index=True)
+    key = [*SETTING, "prompt"]
+    counts = rows[key].join(rows[list(COUNTS)].round(3)).groupby(key, sort=False).nunique()
+    if (counts > 1).any(axis=None):
+        first = counts[(counts > 1).any(axis=1)].index[0]
+        raise InputError(f"{what}: two folders disagree about {' '.join(map(str, first))}; give only one of them")
+    return rows.drop_duplicates(key, ignore_index=True)
+
+
+def check_comparable(folders: Sequence[Path]) -> None:
+    """Raises InputError unless all sweeps have the same pair, sampling and bound; seeds and devices may differ."""
+    manifests = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
+    for other in manifests[1:]:
+        bounds = []  # earlier versions left methods at theirs, whatever the sweep's was
+        for manifest in (manifests[0], other):
+            bound = manifest.get("config", {}).get("max_drafted")
+            bounds.append(bound if bound is None or manifest.get("bound_reaches_methods") else DEFAULT_BOUND)
+        if bounds[0] != bounds[1]:
+            raise InputError(f"the sweeps differ in max_drafted: {bounds}; sweep with the same one")
+        for part in ("pair", "sampling"):
+            first, second = (manifest.get("config", {}).get(part) or {} for manifest in (manifests[0], other))
+            # An empty mapping of options counts as a missing key.
+            sides = [{key: None if value == {} else value for key, value in side.items()} for side in (first, second)]
+            changed = [
+                key for key in sorted(first | second) if sides[0].get(key) != sides[1].get(key) and key not in FREE
+            ]
+            if changed:
+                raise InputError(
+                    f"the sweeps differ in {', '.join(f'{part}.{key}' for key in changed)}: "
+                    f"{[first.get(key) for key in changed]} and {[second.get(key) for key in changed]}"
+                )
+
+
+def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each data set as of one part, named "dev+test". Raises InputError if two parts hold the same prompt."""
+    names = {dataset: "+".join(dict.fromkeys(part.split)) for dataset, part in rows.groupby("dataset", sort=False)}
+    joined = rows.assign(split=rows.dataset.map(names))
+    twice = joined[joined.duplicated([*SETTING, "prompt"])]
+    if not twice.empty:
+        raise InputError(
+            f"{twice.dataset.iloc[0]}: prompt {twice.prompt.iloc[0]} is in two parts; give only one of them"
+        )
+    return joined
+
+
+def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Settings of one method as methods of their own, by the named parameters (head). Raises InputError for unknown names."""
+    settings = rows.loc[~rows.method.isin(REFERENCES), ["method", "setting"]].drop_duplicates()
+    values = {key: PARAMETER.findall(key[1]) for key in settings.itertuples(index=False, name=None)}
+    parameters = {name for pairs in values.values() for name, _ in pairs}
+    for name in names:
+        if name not in parameters:
+            raise unknown_name("apart (a parameter as settings call it)", name, sorted(parameters))
+    renamed = {}
+    for (method, setting), pairs in values.items():
+        chosen = " ".join(f"{name}={value}" for name, value in pairs if name in names)
+        rest = " ".join(f"{name}={value}" for name, value in pairs if name not in names)
+        renamed[method, setting] = (f"{method} {chosen}", rest) if chosen else (method, setting)
+    for method in set(settings.method):
+        split = {new[0] for (old, _), new in renamed.items() if old == method}
+        if len(split) == 1:
+            renamed = {key: key if key[0] == method else new for key, new in renamed.items()}
+    new = [renamed.get(key, key) for key in rows[["method", "setting"]].itertuples(index=False, name=None)]
+    return rows.assign(method=[method for method, _ in new], setting=[setting for _, setting in new])
+
+
+def same_texts(folders: Sequence[Path], rows: pd.DataFrame, method: str) -> bool:
+    """Whether all sweeps were replayed on traces, and all settings of a method on the same text of every prompt."""
+    manifests = [read_manifest(folder) if (folder / MANIFEST).exists() else {} for folder in folders]
+    mine = rows[(rows.method == method) & rows.error.isna()]
+    lengths = mine.groupby(["dataset", "prompt"]).num_generated.nunique()
+    replayed = all(manifest.get("config", {}).get("source") == "traces" for manifest in manifests)
+    return replayed and bool((lengths == 1).all())
 
 
 def comparable(rows: pd.DataFrame, what: str) -> pd.DataFrame:
@@ -83,23 +182,3 @@ def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.Da
     mine = rows[rows.method == method].reset_index(drop=True)
     cost = metrics.cost(mine.num_draft_calls, mine.num_target_calls, cost_ratio)
     return mine.loc[cost.groupby(mine.prompt, sort=False).idxmin()].assign(method=PER_PROMPT, setting="")
-
-
-def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
-    """Totals, marking what is undominated among lossless settings; references are not settings one could choose."""
-    table = at_cost(totals(rows), cost_ratio, node_cost)
-    eligible = table.lossless.to_numpy(dtype=bool) & ~table.method.isin(REFERENCES).to_numpy()
-    flags = np.zeros(len(table), dtype=bool)
-    flags[eligible] = undominated(table.loc[eligible, ["discard_rate", "verification_rate"]].to_numpy(dtype=float))
-    return table.assign(undominated=flags)
-
-
-def undominated(points: Array, more: tuple[bool, bool] = (False, False)) -> np.ndarray:
-    """Which points [n, 2] no other one beats: [n] bool. more: whether more is better, on each axis."""
-    points = np.where(more, -points, points)
-    flags = np.zeros(len(points), dtype=bool)
-    last = (np.inf, np.inf)
-    for i in np.lexsort((points[:, 1], points[:, 0])):
-        if points[i, 1] < last[1] or tuple(points[i]) == last:  # equal points do not dominate each other
-            flags[i], last = True, tuple(points[i])
-    return flags

@@ -2,7 +2,7 @@
 
 All with intervals over prompts; in every resample all methods have the same prompts, so that gains and shares are paired.
 
-`sweep_scalars` and `frontier_scalars` are what W&B runs can be sorted by.
+`frontier_scalars` are what W&B runs can be sorted by.
 
 Shapes: n prompts, m methods, k counts (`COUNTS`).
 """
@@ -18,12 +18,10 @@ import pandas as pd
 
 from analysis.tables.bootstrap import ENOUGH, Bootstrap, brackets
 from analysis.tables.grid import ORACLE, PER_PROMPT, PLAIN, REFERENCES, UPPER_BOUND
-from analysis.tables.rows import COUNTS, Array, counts_of, throughput, totals
+from analysis.tables.rows import COUNTS, Array, throughput, totals
 from analysis.tables.selection import Choice, best_per_prompt, choose
 from toolkit.errors import InputError
-from toolkit.metrics import scalars as scalars_of
 
-FIXED = "speculative"
 SHARES = {"share": ORACLE, "upper_bound_share": UPPER_BOUND}
 NUM_COSTS = 41  # cost ratios of the curves, evenly spaced in their logarithm
 
@@ -95,23 +93,6 @@ def _share(throughputs: Array, base: int, end: int) -> Array:
     """Part of the way from the baseline to a reference; not a number where the reference is not higher."""
     way = throughputs[..., [end]] - throughputs[..., [base]]
     return np.divide(throughputs - throughputs[..., [base]], way, out=np.full_like(throughputs, np.nan), where=way > 0)
-
-
-def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float | str | None]:
-    """Scalars of a sweep's summary at one cost ratio, on the prompts that the best setting was picked on; None: unknown."""
-    own = summary[~summary.method.isin((*REFERENCES, PLAIN))]
-    own = summary[summary.method == PLAIN] if own.empty else own
-    if own.empty:
-        return {"cost_ratio": cost_ratio}
-    best = own.loc[own.throughput.idxmax()]
-    fixed, bound = (summary[summary.method == name].throughput.max() for name in (FIXED, UPPER_BOUND))
-    return {
-        "best": f"{best.method} {best.setting}".strip(),
-        **scalars_of(counts_of(best[list(COUNTS)]), cost_ratio),
-        **{name: float(best[name]) for name in ("copy_share", "draft_share") if name in best},
-        "over_fixed_k": None if pd.isna(fixed) else float(best.throughput / fixed - 1),
-        "upper_bound_share": float((best.throughput - fixed) / (bound - fixed)) if bound > fixed else None,
-    }
 
 
 def frontier_scalars(frontier: pd.DataFrame) -> dict[str, float | str | None]:

@@ -1,33 +1,47 @@
-"""One setting of a sweep: what its rows depend on, and how they come about."""
+"""A sweep's settings: what their rows depend on, and how they come about: decoded, replayed on a recording, or computed.
+
+Autoregressive responses are recorded once per draft temperature (`toolkit.trace.store`), and every chain method with
+token-level rejection is replayed on them. What cannot be replayed (draft trees, block verification) is decoded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from analysis.tables.grid import PARAMETERS, PLAIN, Setting
+from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, Setting
 from analysis.tables.rows import COUNTS, LENGTHS, SOURCES, round_lengths
 from toolkit.acceptance.folder import head_hash
 from toolkit.acceptance.statistics import SHIPPED
-from toolkit.config import flatten, instantiate, plain
+from toolkit.config import flatten, instantiate
 from toolkit.config.identity import contents_of
 from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import BestSourceProposer, ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer
+from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.files.digests import digest
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
+from toolkit.models.teacher import Text
 from toolkit.runs.tracking import parameter_counts
 from toolkit.sampling import Sampling
-from toolkit.trace.bounds import acceptance_probs, expected_counts
-from toolkit.types import Generation
+from toolkit.trace import Trace
+from toolkit.trace.bounds import acceptance_probs, at_price, expected_counts
+from toolkit.trace.copies import Copies
+from toolkit.trace.replay import Replayed, replay
+from toolkit.trace.store import Store
+from toolkit.trace.view import piece, token_rounds
+from toolkit.types import Counts, Generation
 from toolkit.verification.rules.rejection import Rejection
 
 TEXTS = ["prompt_ids", "token_ids"]  # columns of a setting's file that the joined rows leave out
@@ -48,6 +62,24 @@ class SweepContext:
         self.hashes = [content_hash(prompt.content) for prompt in self.prompts]
         self.fingerprints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts)]
         self.methods: dict[str, Method] = {}
+        drafts = {f"draft{i or ''}": draft for i, draft in enumerate(self.pair.drafts)}
+        self.parameters = parameter_counts({"target": self.pair.target, **drafts})
+
+    def prepare_all(self, settings: Sequence[Setting]) -> dict[str, str]:
+        """`prepare` of the settings that pair and sampling allow, by name; prints which methods are left out.
+
+        Raises InputError for a setting that does not fit, and for a grid of nothing but methods without their head.
+        """
+        headless = sorted({setting.method for setting in settings if self.lacks_head(setting)})
+        if any(setting.method not in (*headless, *PARAMETERS, PLAIN) for setting in settings):
+            if headless:
+                names = ", ".join(headless)
+                print(f"{names}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
+            settings = [setting for setting in settings if setting.method not in headless]
+        if reads_states(self.pair.draft) and any(setting.method == ORACLE for setting in settings):
+            print("oracle: left out, a draft that reads the target's states has no acceptance of a position alone")
+            settings = [setting for setting in settings if setting.method != ORACLE]
+        return {setting.name: self.prepare(setting) for setting in settings}
 
     def prepare(self, setting: Setting) -> str:
         """Build the method; returns a hash of all its rows depend on. Raises InputError if it, or its head, does not fit."""
@@ -58,21 +90,18 @@ class SweepContext:
         }
         if setting.method in PARAMETERS:
             return content_hash([shared, setting.method, dict(setting.parameters)], length=16)
-        config = plain(setting.method_config())
-        head = (setting.head or self.pair.head) if reads_head(setting) else None
         if self.lacks_head(setting):
             raise InputError(
                 f"{setting.method} needs an acceptance head, and the pair ships none: expected "
                 f"grid.{setting.method}.head=[FOLDER], or leave the method out with ~grid.{setting.method}"
             )
+        config, weights = setting.content["method"], None
         self.methods[setting.name] = instantiate(config)
         self.methods[setting.name].bind(self.pair)
-        weights = head_hash(head) if head else digest(SHIPPED) if reads_head(setting) else None
+        if reads_head(setting):
+            head = setting.head or self.pair.head
+            weights = head_hash(head) if head else digest(SHIPPED)
         return content_hash([shared, contents_of(config).identity, weights], length=16)
-
-    def bound(self, setting: Setting) -> Method:
-        """A prepared setting's method, bound to the pair."""
-        return self.methods[setting.name].bind(self.pair)
 
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
@@ -80,7 +109,8 @@ class SweepContext:
 
     def lacks_head(self, setting: Setting) -> bool:
         """Whether the setting's method needs an acceptance head, and neither the setting nor the pair names one."""
-        return not (setting.head or self.pair.head) and reads_head(setting) and not _has_key(setting, "statistics")
+        lacks = reads_head(setting) and not (setting.head or self.pair.head)
+        return lacks and not _has_key(setting, "statistics")
 
     def decode(
         self, setting: Setting, on_finish: Listener, on_round: Callable[[int], object] | None = None
@@ -113,6 +143,7 @@ class SweepContext:
     def score_oracle(
         self, setting: Setting, responses: pd.DataFrame, on_text: Callable[[int], object] = lambda count: None
     ) -> pd.DataFrame:
+        """The oracle's rows: expectations over the acceptance draws, given the autoregressive responses."""
         responses = self.within_context(responses)
         sequences = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
         temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")
@@ -125,10 +156,6 @@ class SweepContext:
             self.row(number, True, {**counts[number], **unknown}, response, seconds)
             for number, response in enumerate(responses.itertuples())
         ])  # fmt: skip
-
-    def parameters(self) -> dict[str, int]:
-        drafts = {f"draft{i or ''}": draft for i, draft in enumerate(self.pair.drafts)}
-        return parameter_counts({"target": self.pair.target, **drafts})
 
     def replayable(self, setting: Setting, max_drafted: int) -> bool:
         """Whether a recording holds all the setting needs: a chain of this length, verified token by token, or copies."""
@@ -161,19 +188,128 @@ class SweepContext:
         }  # fmt: skip
 
 
+class Recording:
+    """The traces of a sweep's responses, made when they are needed.
+
+    responses    rows of autoregressive decoding
+    folder       the traces are kept here
+    settings     that will be replayed: the heads that their methods read are recorded, and what the upper bound needs
+    max_drafted  most tokens a replayed method may draft in a round
+    hidden       keep the draft's states, for heads that are asked for later
+    """
+
+    def __init__(
+        self,
+        context: SweepContext,
+        responses: pd.DataFrame,
+        folder: Path,
+        settings: Sequence[Setting],
+        max_drafted: int,
+        hidden: bool = True,
+    ):
+        if context.sampling.max_length is not None:
+            raise InputError("replays know one limit for all texts: expected sampling.max_length=null, or source=live")
+        self.context, self.max_drafted = context, max_drafted
+        self.responses = context.within_context(responses)
+        self.upper_bound = any(setting.method == UPPER_BOUND for setting in settings)
+        # Methods bound to the pair, by setting: their policies are replayed.
+        self.methods = {s.name: context.methods[s.name].bind(context.pair) for s in settings if s.method != UPPER_BOUND}
+        estimators = [getattr(getattr(m.policy, "policy", None), "estimator", None) for m in self.methods.values()]
+        self.heads = sorted(
+            {head for estimator in estimators if (head := getattr(estimator, "head", None)) is not None}
+        )
+        fine = self.responses.error.isna() & self.responses.token_ids.map(len).gt(0)
+        self.usable = np.flatnonzero(fine).tolist()
+        rows = [self.responses.iloc[number] for number in self.usable]
+        self.sequences: list[Text] = [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
+        self.folder, self.hidden, self.traces = folder, hidden, dict[float | None, Trace]()
+
+    def trace_for(self, setting: Setting) -> Trace | None:
+        """The trace that a setting is replayed on; None: it needs the texts alone."""
+        if setting.method == UPPER_BOUND:
+            temperature = setting.parameters.get("draft_temperature")
+        else:
+            method = self.context.methods[setting.name]
+            if isinstance(method.proposer, CopyProposer):
+                return None
+            temperature = method.draft_temperature
+        if temperature not in self.traces:
+            self.traces[temperature] = Store(self.folder, self.hidden).trace(
+                self.context.pair, self.context.sampling, self.sequences, self.max_drafted, self.heads,
+                rows=self.usable, draft_temperature=temperature, upper_bound=self.upper_bound,
+            )  # fmt: skip
+        return self.traces[temperature]
+
+    def rows(self, setting: Setting, trace: Trace | None) -> pd.DataFrame:
+        """The setting's row of every prompt, replayed on `trace_for` it."""
+        started = perf_counter()
+        replayed = self._replay(trace, setting)
+        seconds = perf_counter() - started
+        index_of = {number: i for i, number in enumerate(self.usable)}
+        rows = []
+        for number, response in enumerate(self.responses.itertuples()):
+            at = index_of.get(number)
+            counts: dict[str, Any] = {
+                **{name: 0 if at is None else int(replayed.counts[name][at]) for name in Counts.__dataclass_fields__},
+                "accepted_lengths": _histogram(replayed.accepted, at),
+                "drafted_lengths": _histogram(replayed.drafted, at),
+                "reached_lengths": _histogram(replayed.reached_lengths, at),
+                **{name: 0 if at is None else int(values[at]) for name, values in replayed.sources.items()},
+            }
+            rows.append(self.context.row(number, True, counts, response, seconds))
+        return checked(rows)
+
+    def _replay(self, trace: Trace | None, setting: Setting) -> Replayed:
+        if setting.method == UPPER_BOUND:
+            assert trace is not None
+            price, min_drafted = setting.parameters["price"], setting.parameters.get("min_drafted")
+            return at_price(trace, float(price), int(min_drafted or 0))
+        method = self.methods[setting.name]
+        if isinstance(method.proposer, CopyProposer):
+            return replay(self.copies(method.proposer, method.limit), method.policy)
+        assert trace is not None
+        best = method.proposer if isinstance(method.proposer, BestSourceProposer) else None
+        return replay(trace, method.policy, None if best is None else self.copies(best.copies, method.limit))
+
+    def copies(self, proposer: CopyProposer | None, most: int) -> Copies:
+        """What these texts let a proposer copy, at most so many tokens a round."""
+        context = self.context
+        return Copies(
+            proposer, self.sequences, most, context.sampling.max_new_tokens, context.pair.ends(context.sampling)
+        )
+
+    def tokens(self, setting: Setting, count: int) -> dict[str, Any] | None:
+        """What the setting's rounds did to every token of the first `count` texts; None where no recording says it."""
+        trace = None if setting.method == UPPER_BOUND else self.trace_for(setting)
+        if trace is None or self.context.methods[setting.name].proposer.shows_matches:
+            return None
+        tokenizer, policy = self.context.pair.tokenizer, self.methods[setting.name].policy
+        chosen = list(range(min(count, len(self.sequences))))
+        sequences = []
+        for number, rounds in zip(chosen, token_rounds(trace, policy, chosen, tokenizer), strict=True):
+            prompt, produced = self.sequences[number]
+            for record in rounds:
+                if record["extra"] is not None:
+                    record["extra"]["text"] = piece(tokenizer, int(produced[record["extra"].pop("position")]))
+            ids = list(map(int, prompt))
+            text = ids if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
+            sequences.append(
+                {"id": str(self.context.prompts[self.usable[number]].id), "prompt": str(text), "rounds": rounds}
+            )
+        return {"method": setting.method, "setting": setting.label, "texts": sequences}
+
+
 def reads_head(setting: Setting) -> bool:
     return setting.method not in PARAMETERS and _has_key(setting, "head")
 
 
 def _has_key(setting: Setting, key: str) -> bool:
-    return any(name.split(".")[-1] == key for name in flatten(plain(setting.method_config())))
+    return any(name.split(".")[-1] == key for name in flatten(setting.content["method"]))
 
 
-def responses_of(done: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """The autoregressive rows among the finished settings. Raises InputError if there are none."""
-    if PLAIN not in done:
-        raise InputError("expected the responses of autoregressive decoding, which failed; run again to retry")
-    return done[PLAIN]
+def _histogram(counts: NDArray[np.int64], at: int | None) -> list[int]:
+    """A text's line of counts [T, M + 1], without the zeros after the last one."""
+    return [] if at is None or not len(counts) else np.trim_zeros(counts[at], "b").tolist()
 
 
 def checked(rows: list[dict[str, Any]]) -> pd.DataFrame:

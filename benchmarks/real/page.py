@@ -12,11 +12,13 @@ import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap, brackets
 from analysis.tables.files import markdown, read_table
-from analysis.tables.rows import COUNTS, load_rows
+from analysis.tables.rows import COUNTS
+from analysis.tables.selection import load_rows
 from benchmarks.evidence import made_by
 from benchmarks.real.folder import EAGLE3, FOLDER, noted, rows_of
 from benchmarks.real.settings import FIXED, PLAIN, choices, priced, replayed
 from benchmarks.speed import summary
+from toolkit.costs.table import CostTable
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
 
@@ -87,7 +89,34 @@ def live_table(temperature: int, batch_size: int) -> Iterator[str]:
     yield ""
     yield "| way | batch | tokens/s | x transformers | tokens / target forward | draft forwards / token | outside forwards |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
-    yield from summary(pd.read_csv(FOLDER / f"live-{temperature}-{batch_size}.csv"), batch_size)
+    lines = pd.read_csv(FOLDER / f"live-{temperature}-{batch_size}.csv", keep_default_na=False)
+    yield from summary(lines, batch_size)
+    yield ""
+    yield "The prompt's reading is left out of what the forward passes cost by the table of this machine. In brackets: 95 %"
+    yield "intervals over the same questions, or ranges."
+    yield ""
+    yield f"| way | tokens per cost, x {PLAIN} | CPU seconds per token, x {PLAIN} |"
+    yield "|---|---:|---:|"
+    yield from beside_plain(lines, CostTable(**facts["costs"][str(batch_size)]))
+
+
+def beside_plain(lines: pd.DataFrame, table: CostTable) -> Iterator[str]:
+    """Tokens per cost of the target's and draft's forward passes, and CPU seconds per token, over those of plain decoding."""
+    context = float(np.median(table.contexts))
+    draft = table.draft(context) if table.draft_seconds else 0.0
+    read = [sum(table.target(int(width), context) for width in widths.split()) for widths in lines.target_widths]
+    lines = lines.assign(cost=np.array(read) + draft * lines.draft_forwards)
+    pivots = {
+        name: lines.pivot(index="group", columns="decoder", values=name) for name in ("tokens", "cost", "cpu_seconds")
+    }
+    for name in lines.decoder.unique():
+        values = np.concatenate([pivots[key][[name, PLAIN]].to_numpy(float) for key in pivots], 1)
+        figures = (
+            BOOTSTRAP.spread(values, lambda t: (t[..., 0] / t[..., 2]) / (t[..., 1] / t[..., 3]), "log"),
+            BOOTSTRAP.spread(values, lambda t: (t[..., 4] / t[..., 0]) / (t[..., 5] / t[..., 1]), "log"),
+        )
+        cells = [f"{value:.2f} {brackets(f'{low:.2f}', f'{high:.2f}', len(values))}" for value, low, high in figures]
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 def tables_of(*keys: str) -> Callable[[], list[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.tables.rows import load_rows
+from analysis.tables.selection import load_rows
 from benchmarks.real.folder import noted
 from toolkit import config
 from toolkit.costs.load import LoadCost

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -38,6 +39,7 @@ from benchmarks.real.settings import DEEPEST, FIXED, PLAIN, choices, grid_words,
 from benchmarks.speed import REFERENCE, measure
 from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
+from toolkit.costs.kept import costs_here
 from toolkit.costs.measure import machine_of
 from toolkit.files.atomic import write_json, write_text
 from toolkit.models.pair import load_draft
@@ -157,15 +159,16 @@ def live() -> None:
     pair, prompts = loaded(), encoded("live.jsonl")
     names, assisted = [PLAIN, "lookup_rate"], []
     if pair.drafts:
-        names, assisted = [*names, FIXED, "best_source"], [theirs("transformers assisted K=2", **constant(2))]
+        names, assisted = [*names, FIXED, "rate", "best_source"], [theirs("transformers assisted K=2", **constant(2))]
     for temperature in (0, 1):
         plain = [theirs(REFERENCE), theirs("transformers lookup", lookup=10), *assisted]
         measured(f"live-{temperature}-1", pair, prompts, [*plain, *map(as_it_comes, names)], 1, temperature)
-        few = [name for name in names if name != FIXED]
+        few = [name for name in names if name not in (FIXED, "rate")]
         measured(
             f"live-{temperature}-4", pair, prompts[:24], [theirs(REFERENCE), *map(as_it_comes, few)], 4, temperature
         )
-    write_json(FOLDER / "live.json", machine_of(pair))
+    tables = {size: asdict(costs_here(pair, size)[0][0]) for size in (1, 4)}
+    write_json(FOLDER / "live.json", {**machine_of(pair), "costs": tables})
 
 
 def as_it_comes(name: str) -> Decoder:

@@ -6,7 +6,6 @@ The prompt is the signature with its docstring, the response is the body. There 
 import ast
 import random
 import sysconfig
-from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -60,21 +59,11 @@ def _functions_of(path: Path, module: str) -> Iterator[Example]:
     except (SyntaxError, ValueError, OSError):
         return
     lines = source.split("\n")
-    for node in _statements(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             parts = _prompt_and_body(node, lines)
             if parts:
                 yield Example(f"code-{module}:{node.name}:{node.lineno}", *parts, None)
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """All statements, level by level; like `ast.walk`, but it does not look into expressions."""
-    waiting: deque[ast.AST] = deque([tree])
-    while waiting:
-        node = waiting.popleft()
-        yield node
-        children = ast.iter_child_nodes(node)
-        waiting.extend(child for child in children if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case))
 
 
 def _prompt_and_body(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from data_gen.domains import Example, get
@@ -96,9 +97,7 @@ def reference_loss(
     for start in range(0, len(pairs), BATCH):
         batch = pairs[start : start + BATCH]
         labels = torch.tensor([token for _, response in batch for token in response])
-        losses.append(
-            torch.nn.functional.cross_entropy(produced_logits(model, batch).float(), labels, reduction="none")
-        )
+        losses.append(cross_entropy(produced_logits(model, batch).float(), labels, reduction="none"))
     return torch.cat(losses).mean().item()
 
 
@@ -139,13 +138,8 @@ def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, fol
 
 
 def versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "pytorch_lightning": pytorch_lightning.__version__,
-        "tokenizers": tokenizers.__version__,
-    }
+    packages = (torch, transformers, pytorch_lightning, tokenizers)
+    return {"python": platform.python_version(), **{package.__name__: package.__version__ for package in packages}}
 
 
 def write_card(card: dict[str, Any], folder: Path) -> Path:

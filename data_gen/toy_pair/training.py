@@ -22,6 +22,7 @@ from data_gen.domains import Example
 from toolkit.config import commands
 
 CHUNK = 1024  # documents that are sorted by length together
+# Of the "Polar Express" (arXiv:2505.16932): its first three steps for singular values from .001 on.
 POLYNOMIALS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),

@@ -168,14 +168,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path, tiny_overrides, tiny_respo
     assert not (tmp_path / "out" / "parts").exists()
 
 
-def test_undominated_points():
-    from analysis.tables.selection import undominated
-
-    x, y = np.array([1.0, 2, 3, 2]), np.array([3.0, 2, 1, 1])
-    assert undominated(np.stack([x, y], 1), (True, True)).tolist() == [True, True, True, False]
-    assert undominated(np.stack([x, y], 1), (False, True)).tolist() == [True, False, False, False]
-
-
 def test_settings_can_be_chosen_on_groups_that_are_not_reported(compared, tmp_path, tiny_overrides, tiny_responses):
     whole = read_table(compared, "comparison")
     rows = read_table(compared, "rows").set_index("name")

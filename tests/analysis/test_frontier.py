@@ -12,8 +12,8 @@ import pytest
 from analysis import frontier, sweep
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table, save_table
-from analysis.tables.rows import COUNTS, apart, as_one_part, check_comparable
-from analysis.tables.selection import halves
+from analysis.tables.rows import COUNTS
+from analysis.tables.selection import apart, as_one_part, check_comparable, halves
 from analysis.tables.standing import notes
 from tests.analysis.table_sweeps import PAIR, sweep_config, table
 from toolkit import config

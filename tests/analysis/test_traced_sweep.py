@@ -3,11 +3,12 @@
 import pytest
 
 from analysis import sweep
-from analysis.sweep import agreement, agreement_of
 from analysis.tables import sweep_context
+from analysis.tables.agreement import agreement, agreement_of
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
-from analysis.tables.rows import COUNTS, SOURCES, load_rows
+from analysis.tables.rows import COUNTS, SOURCES
+from analysis.tables.selection import load_rows
 from tests.analysis.table_sweeps import PAIR, sweep_config
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json

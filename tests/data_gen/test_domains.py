@@ -44,10 +44,10 @@ def test_other_responses_are_not_correct(domain):
         assert not get(domain).is_correct("", example.answer)
 
 
-@pytest.mark.parametrize("task", instruct.TASKS, ids=lambda task: task.__name__)
+@pytest.mark.parametrize("task", instruct.TASKS, ids=lambda task: task.requests.split()[0])
 def test_every_kind_of_task_can_be_checked(task):
     for seed in range(20):
-        requests, lead_ins, answer = task(random.Random(seed))
+        requests, lead_ins, answer = instruct.drawn(task, random.Random(seed))
         assert all(request[-1] in ".?" or request[-1].isalpha() for request in requests)
         assert answer
         assert ":" not in "".join(lead_ins) + answer

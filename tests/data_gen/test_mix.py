@@ -192,8 +192,8 @@ def test_all_or_no_tokens_drafted_are_refused():
     summary = mix.summarize({"train": table_of([[1, 2, 3], [4, 5]], [[0.0, 0.5, 0.25], [0.0, 0.0]])})
     assert (summary["num_positions"], summary["num_drafted"]) == (3, 0)
     assert summary["mean_label"] != summary["mean_label"] and summary["mean_label_all"] == 0.25
-    for drafted, words in ((0, "nothing to learn"), (9, "nothing was mixed")):
-        with pytest.raises(InputError, match=words):
+    for drafted in (0, 9):
+        with pytest.raises(InputError, match="mixing_ratio"):
             mix.check_masks({"num_drafted": drafted, "num_positions": 9})
 
 

@@ -261,9 +261,7 @@ def test_a_hub_out_of_reach_is_explained(monkeypatch):
 @pytest.mark.parametrize(("options", "message"), [
     ({"name": "gsm8k", "split": "tset"}, "unknown split of gsm8k 'tset': did you mean test"),
     ({"template": "{{ txt }}"}, "row 0: the template failed: 'txt' is undefined; the row's fields are text"),
-    ({"data_files": "missing.jsonl"}, "could not read split train of n from missing.jsonl: "),
     ({"splits": {"test": "train[:10%]"}}, "expected a split like train or train[100:200], got 'train[:10%]'"),
-    ({"template": " "}, "expected prompts, found none in n (test)"),
 ])  # fmt: skip
 def test_errors_name_the_mistake(tmp_path, options, message):
     with pytest.raises(InputError, match=re.escape(message)):
@@ -275,11 +273,6 @@ def test_errors_of_configs(local):
         source("spec_bench").load()
     with pytest.raises(InputError, match="spider needs a second file, joined by db_id"):
         source("spider", *local("spider"), "prompts.join.file=null").load()
-    for wrong in ({"domain": "maths"}, {"domain": "math", "split": "validation"}, {"domain": "math", "limit": 0}):
-        with pytest.raises(InputError, match="unknown toy domain|unknown split|limit: expected"):
-            ToyPrompts(**wrong)
-    with pytest.raises(InputError, match=r"expected a prompts file at nowhere\.jsonl, found none"):
-        JsonlPrompts("nowhere.jsonl").load()
 
 
 def test_parts_of_a_file_are_disjoint_and_stay_when_it_grows(tmp_path):
@@ -296,8 +289,6 @@ def test_parts_of_a_file_are_disjoint_and_stay_when_it_grows(tmp_path):
     assert len(many["dev"]) == pytest.approx(300, abs=60) and len(many["test"]) == pytest.approx(300, abs=60)
     file = tmp_path / "prompts.jsonl"
     assert len(JsonlPrompts(file, limit=3, split="dev").load()) == 3
-    with pytest.raises(InputError, match="unknown split"):
-        JsonlPrompts(file, split="validation")
     with pytest.raises(InputError, match="sum below 1"):
         JsonlPrompts(file, split="dev", shares={"dev": 0.5, "test": 0.5})
     file.write_text('{"id": 1, "prompt": "p"}\n')

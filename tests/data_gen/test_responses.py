@@ -93,18 +93,12 @@ def test_foreign_files_in_an_unfinished_folder_are_named_and_left_alone(checkpoi
     assert [path.name for path in read_responses(folder).inputs] == sorted(ours)
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (lambda text: text[: len(text) // 2], "is corrupt"),
-    (lambda text: text.replace('"status": "done"', '"status": "gone"', 1), "is corrupt .*its hash does not match"),
-    (lambda text: text.replace('"job": "', '"job": "0', 1), "belongs to another job"),
-])  # fmt: skip
-def test_damaged_and_foreign_shards_are_named(checkpoints, prompts_file, tmp_path, damage, words):
+def test_a_shard_of_another_job_is_named(checkpoints, prompts_file, tmp_path):
     folder = make(checkpoints, prompts_file, tmp_path / "out")
     shard = folder / "shard-00002.jsonl"
-    shard.write_text(damage(shard.read_text()))
-    with pytest.raises(InputError, match=f"shard-00002.jsonl {words}.*run data_gen.responses again") as caught:
+    shard.write_text(shard.read_text().replace('"job": "', '"job": "0', 1))
+    with pytest.raises(InputError, match=r"shard-00002.jsonl belongs to another job.*run data_gen.responses again$"):
         list(responses.read_rows(folder))
-    assert "\n" not in str(caught.value)
 
 
 def test_other_folders_are_refused(tmp_path):

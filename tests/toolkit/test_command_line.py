@@ -21,13 +21,12 @@ from tests.toolkit.test_stage import NAMES
 from toolkit import ModelPair, config, generate, train
 from toolkit.config import CONF, choices, compose, plain, searching, use_folders, user_folders
 from toolkit.config.command_line import prepare, tidy_overrides
-from toolkit.costs.load import LoadCost
 from toolkit.decoding import Beams, Method, Sampling
 from toolkit.errors import DecodingError, InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.pipeline import compose_for, expand_stages, fill_folders, run_stages
 from toolkit.runs.stage import open_stage
-from toolkit.stopping import Fixed, Survival, Tail
+from toolkit.stopping import Survival, Tail
 
 
 @pytest.fixture
@@ -318,13 +317,14 @@ def test_a_plan_says_what_a_stage_inherits(pair, tmp_path, capsys):
 
 def test_a_folders_name_is_not_looked_into_and_keys_may_be_named():
     assert fill_folders("{a}/{b}", {"a": "{b}", "b": "{a}"}) == "{b}/{a}"
-    cfg = compose_for("traces", ['responses="{a}"'], {"a": "{b}", "b": "x"}, "{a}")
+    stage = {"config": "traces", "overrides": ['responses="{a}"']}
+    cfg = compose_for(stage, {"a": "{b}", "b": "x"}, "{a}")
     assert (cfg.responses, cfg.paths.root_dir) == ("{b}", "{a}")
     name = 'a "b"'
     within = compose("train", [f"pair.target={config.quoted(name)}"]).pair
     words = ['pair.target="${pair.target}"', "pair.draft=${pair.draft}"]
     words += ["batch_size=${oc.select:not.there,7}", 'head="${oc.select:pair.target,???}"']
-    cfg = compose_for("decode", words, {}, None, within)
+    cfg = compose_for({"config": "decode", "overrides": words}, {}, None, within)
     assert (cfg.pair.target, cfg.pair.draft, cfg.batch_size, cfg.head) == (name, "toy/draft", 7, name)
 
 
@@ -346,13 +346,9 @@ def refusal(call):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"prompts": "hello"}, "prompts: expected a list of prompts"),
         ({"prompts": ["a", 3]}, "prompts: expected a list of prompts"),
-        ({"max_new_tokens": True}, "max_new_tokens: expected an integer, got true"),
         ({"temperature": math.nan}, "temperature: expected at least 0, got nan"),
-        ({"overrides": "policy.threshold=.3"}, "overrides: expected a list of texts"),
         ({"method": 3}, "method: expected text or a Method, got 3"),
-        ({"pair": "toy"}, "pair: expected a ModelPair, got 'toy'"),
         ({"temprature": 1}, "unknown argument 'temprature': did you mean temperature"),
     ],
 )  # fmt: skip
@@ -377,13 +373,9 @@ def test_numbers_of_any_library_suit(table_pair):
 def test_parts_of_a_method_are_checked():
     rule = config.method("speculative").rule
     for part, words in (
-        (lambda: Method("m", "tail", rule), "policy: expected a StoppingPolicy, got 'tail'"),
         (lambda: Method("m", Tail(), rule, max_drafted=10**9), "max_drafted: expected a number in [0, 4096], got 1000"),
         (lambda: Survival(object()), "policy.estimator: expected a ReadEstimator, got a object"),
-        (lambda: Fixed(True), "policy.num_drafted: expected an integer"),
         (lambda: Beams(selection="tpo"), "beams.selection: expected one of sample, top, got 'tpo'"),
-        (lambda: Sampling(stop=["a", 1]), "stop: expected"),
-        (lambda: LoadCost.ratio("c"), "c: expected a number of at least 0, got 'c'"),
         (lambda: ModelPair.toy(device="gpu"), "device: expected a device like cpu, cuda or cuda:1, got 'gpu'"),
     ):
         assert refusal(part).startswith(words)

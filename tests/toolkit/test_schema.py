@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 
 from toolkit import config, verification
 from toolkit.config import CONF, choices, classes, compose, papers, plain
-from toolkit.config.check import MISSING, check, resolved, section_in
+from toolkit.config.check import MISSING, check, resolved
 from toolkit.config.classes import meanings_in
 from toolkit.config.command_line import check_choices, prepare
-from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
+from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of, section_in
 from toolkit.config.help import WIDTH, help_text
 from toolkit.config.notes import Above, AtLeast, Between, Interval, Probability, notes
 from toolkit.config.others import OTHERS

@@ -334,11 +334,11 @@ def test_a_manifest_without_a_list_of_files_is_not_overwritten(tmp_path):
     assert not stage.open_stage("demo", config_at(tmp_path / "new", overwrite=True)).finished
 
 
-def test_only_a_boolean_says_whether_to_overwrite(tmp_path):
+def test_nothing_but_true_overwrites(tmp_path):
     folder = work(tmp_path / "out").folder
     for word in ("no", "true", 1, None):
-        with pytest.raises(InputError, match="overwrite: expected true or false"):
-            work(folder, overwrite=word)
+        with pytest.raises(StaleError):
+            work(folder, size=2, overwrite=word)
     assert (folder / "shard-1.txt").exists()
 
 

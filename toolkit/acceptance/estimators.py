@@ -7,12 +7,13 @@ and `drawn_prob` about the token just drawn (y_k). `drawn_probs` is about the to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from toolkit.acceptance.calibration.by_depth import Calibration
 from toolkit.acceptance.folder import Scorer, inside, scorer
 from toolkit.acceptance.preread import PrereadHead
 from toolkit.acceptance.statistics import StatisticsEstimator, announce
@@ -26,14 +27,16 @@ class HeadEstimator:
     """A trained acceptance head reading the state that has read the token.
 
     head       folder of a head; None: the one that ships with the pair
-    corrected  undo the class weight's shift before the sigmoid (published: False)
+    corrected  undo the class weight's shift before the sigmoid (published: False); with a calibration it is undone always
     scorer     the head at work, set by `bind`; a step gives its logits (`Step.head_logits`): computed, or recorded
+    calibration  what lies beside the head, set by `bind`
     """
 
     head: Annotated[str | None, Head()] = None
     corrected: bool = False
     scorer: Scorer | None = None
     log_w_rej: float = 0.0
+    calibration: Calibration = field(default_factory=Calibration)
 
     @property
     def num_history(self) -> int:
@@ -44,16 +47,17 @@ class HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
         head_scorer = scorer(pair, folder, "survival")
-        return replace(self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej)
-
-    def prob(self, logits: Tensor) -> Tensor:
-        """The probability [B] that the head's raw logits [B] stand for."""
-        return torch.sigmoid(logits + (self.log_w_rej if self.corrected else 0.0))
+        return replace(
+            self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej,
+            calibration=Calibration.beside(folder),
+        )  # fmt: skip
 
     def read_prob(self, step: Step) -> Tensor:
         """P(y_{k-1} accepted) [B], given that the ones before it are."""
         assert self.scorer is not None, "bind the estimator to a pair first"
-        return self.prob(step.head_logits(self.scorer))
+        undone = self.corrected or "read" in self.calibration.outputs
+        logits = step.head_logits(self.scorer) + (self.log_w_rej if undone else 0.0)
+        return self.calibration.prob("read", logits, step.depth - 1)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class PrereadEstimator:
 
     head        folder of heads; None: the one that ships with the pair
     statistics  file of a `StatisticsEstimator`, which takes the place of a head where there is none; None: weights that ship
+    calibration  what lies beside the head, set by `bind`
     The folder may also hold an acceptance head alone. Then y_{k-1} is scored instead of y_k, once it has been read.
     The probabilities of y_k and of the token after it count as 1. A policy that multiplies the estimates then is SpecDec++'s.
     """
@@ -71,6 +76,7 @@ class PrereadEstimator:
     scorer: Scorer | None = None
     log_w_rej: float = 0.0
     instead: HeadEstimator | None = None
+    calibration: Calibration = field(default_factory=Calibration)
 
     @property
     def num_history(self) -> int:
@@ -94,12 +100,10 @@ class PrereadEstimator:
         if not PrereadHead.is_in(folder):
             return replace(self, head=folder, instead=HeadEstimator(folder, True).bind(pair))
         head_scorer = scorer(pair, folder, "preread")
-        return replace(self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej)
-
-    def probs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The two probabilities [B] that the head's raw logits [B, 2] stand for."""
-        accepted, following = torch.sigmoid(logits + self.log_w_rej).unbind(-1)
-        return accepted, following
+        return replace(
+            self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej,
+            calibration=Calibration.beside(folder),
+        )  # fmt: skip
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
@@ -107,7 +111,9 @@ class PrereadEstimator:
             certain = torch.ones(step.entropy.shape, dtype=torch.float32, device=step.entropy.device)
             return (certain if step.depth == 1 else self.instead.read_prob(step)), certain
         assert self.scorer is not None, "bind the estimator to a pair first"
-        return self.probs(step.head_logits(self.scorer))
+        accepted, following = (step.head_logits(self.scorer) + self.log_w_rej).unbind(-1)
+        probs = self.calibration.prob("drawn", accepted, step.depth)
+        return probs, self.calibration.prob("following", following, step.depth)
 
 
 class ConfidenceEstimator:

@@ -110,9 +110,11 @@ def inside(folder: str | Path) -> Path:
     returned.
     """
     here = Path(folder)
+    if any(kind.is_in(here) for kind in KINDS.values()):
+        return here
     if is_published(here):
         return rewritten(here)
-    return here / "head" if (here / "head").is_dir() and not any(k.is_in(here) for k in KINDS.values()) else here
+    return here / "head" if (here / "head").is_dir() else here
 
 
 def head_hash(folder: str | Path) -> str:

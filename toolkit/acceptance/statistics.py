@@ -33,6 +33,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from toolkit.acceptance.calibration.by_depth import Calibration
 from toolkit.config.notes import File
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import parse_json_file, write_json
@@ -132,10 +133,12 @@ class StatisticsEstimator:
 
     path     what `analysis.heads statistics=` wrote; null: the weights that ship, fitted to the toy pair's dev prompts
     outputs  the regressions by name (`OUTPUTS`): set by `bind`
+    calibration  by depth, of the same file: likewise
     """
 
     path: Annotated[str | None, File()] = None
     outputs: Mapping[str, Logistic] | None = None
+    calibration: Calibration = field(default_factory=Calibration)
     _tensors: dict[torch.device, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -145,15 +148,22 @@ class StatisticsEstimator:
 
         Warns if a file that was named was fitted to another draft.
         """
-        outputs, record = read_statistics(self.path or SHIPPED)
+        path = self.path or SHIPPED
+        outputs, record = read_statistics(path)
         fitted = record.get("drafts", [])
         other = bool(fitted) and pair is not None and all(Weights(str(hash_)).not_of(pair.draft) for hash_ in fitted)
         if self.path is not None and other:
             warn(f"{self.path} was fitted to another draft than this pair's: analysis.heads statistics= fits one to it")
-        return replace(self, outputs=outputs)
+        return replace(self, outputs=outputs, calibration=Calibration.of(record.get("calibration", {}), path))
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
+        probs = zip(("drawn", "following"), self.drawn_logits(step), strict=True)
+        accepted, following = (self.calibration.prob(name, logits, step.depth) for name, logits in probs)
+        return accepted.to(step.entropy.dtype), following.to(step.entropy.dtype)
+
+    def drawn_logits(self, step: Step) -> tuple[Tensor, Tensor]:
+        """The regressions' logits of the same [B] each, float64: not calibrated."""
         outputs = self._bound()
         inputs = inputs_of(numbers_of(step))
         if inputs.device not in self._tensors:
@@ -165,21 +175,25 @@ class StatisticsEstimator:
             )
         weights, biases = self._tensors[inputs.device]
         accepted, following = (inputs @ weights + biases).unbind(-1)
-        accepted = torch.sigmoid(accepted + outputs["drawn"].intercept(step.depth))
-        following = torch.sigmoid(following + outputs["following"].intercept(step.depth))
-        return accepted.to(step.entropy.dtype), following.to(step.entropy.dtype)
+        return (
+            accepted + outputs["drawn"].intercept(step.depth),
+            following + outputs["following"].intercept(step.depth),
+        )
 
     def drawn_prob(self, step: Step) -> Tensor:
         """P(y_k accepted) [B], given that the ones before it are."""
         return self.drawn_probs(step)[0]
 
     def position_prob(self, step: Step) -> Tensor:
-        """P(whatever token is drawn here is accepted) [B], given that the ones before are; sum min(p, q) at this position."""
+        """P(whatever token is drawn here is accepted) [B], given that the ones before are; sum min(p, q) at this position.
+
+        It reads q alone: the step's token may be drawn or not. Drafts that make whole blocks decide with it.
+        """
         position = self._bound()["position"]
         inputs = inputs_of(numbers_of(step, drawn=False))
         bias, weights = position.column(input_names(NUMBERS[:-1]))
         logits = inputs @ inputs.new_tensor(weights) + (bias + position.intercept(step.depth))
-        return torch.sigmoid(logits).to(step.entropy.dtype)
+        return self.calibration.prob("position", logits, step.depth).to(step.entropy.dtype)
 
     def _bound(self) -> Mapping[str, Logistic]:
         assert self.outputs is not None, "bind the estimator to a pair first"

@@ -32,7 +32,6 @@ __all__ = [
 ]  # fmt: skip
 SIGN = re.compile(r"^([+~]*)")  # of an override
 PREFIX = re.compile(r"\bmethod\.(?=\w)")
-_METHODS: dict[tuple[object, ...], Any] = {}
 
 
 @checked
@@ -57,8 +56,11 @@ def method(name: str, overrides: Sequence[str] = (), head: str | None = None, st
     Another policy or rule is chosen as on the command line: "rule@method.rule=block". A method is built once per process
     and set of arguments (methods hold no state), and again when a configuration file has changed.
     """
-    key = (name, *overrides, head, statistics)
-    return files.cached(_METHODS, key, lambda: instantiate(method_config(name, overrides, head, statistics)))
+    return files.kept(_built, name, tuple(overrides), head, statistics)
+
+
+def _built(*arguments: Any) -> Any:
+    return instantiate(method_config(*arguments))
 
 
 @checked

@@ -1,20 +1,20 @@
-"""Configs composed and checked: keys that are unknown or missing, types, ranges, names that do not exist. One line each.
+"""Configs checked: keys that are unknown or missing, types, ranges, names that do not exist. One line for the first fault.
 
 A command's own keys come first. Then the classes that the config names are imported, and their keys are looked at.
 """
 
 from __future__ import annotations
 
-import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
-from toolkit.config import classes, methods
-from toolkit.config.commands import ConfigSection, Grid, command_of, group_of, keys_of
+from toolkit.config import classes
+from toolkit.config.commands import ConfigSection, Grid, OfMethod, command_of, group_of, keys_of, section_in
 from toolkit.config.files import choices, flatten, plain
 from toolkit.config.notes import REQUIRED, Choice, Keys, notes
-from toolkit.config.store import GONE, STRUCT, compose_unchecked
+from toolkit.config.store import HYDRAS, composed
 from toolkit.config.values import (
     LISTS,
     LONG,
@@ -32,12 +32,8 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.files.text import first_line
 
 MISSING = "???"
-HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
-
-Nodes = list[tuple[str, Mapping[str, Any]]]  # paths, and the mappings there that name a class
-
-LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
-THERE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
+REFERENCES = ("oracle", "upper_bound")  # of analysis.tables.grid: no methods, with parameters of their own
+TOY = Path(__file__).parent.parent / "assets" / "toy"
 
 
 def check(config: Any, config_name: str, *, complete: bool = True, values: bool = True) -> None:
@@ -59,7 +55,7 @@ def check(config: Any, config_name: str, *, complete: bool = True, values: bool 
     if values and section is not None and is_node(method) and MISSING not in flatten(method).values():
         classes.instantiate(method)  # what its parts ask of each other
         if "pair" in content:
-            methods.check_head(content)
+            check_head(method, content["pair"])
 
 
 def resolved(config: Any, config_name: str) -> dict[str, Any]:
@@ -74,10 +70,23 @@ def resolved(config: Any, config_name: str) -> dict[str, Any]:
         raise InputError(f"{key}: {first_line(error)}") from error
 
 
-def section_in(annotation: Any) -> type[ConfigSection] | None:
-    """The declared section that an annotation asks for, if it does."""
-    kinds = (kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, ConfigSection))
-    return next(kinds, None)
+def check_head(method: Mapping[str, Any], pair: Any) -> None:
+    """Raises InputError if the policy of a method needs an acceptance head, and neither it nor the pair has one.
+
+    Estimators with the key `statistics` do without.
+    """
+    policy = method.get("policy")
+    estimator = policy.get("estimator") if isinstance(policy, Mapping) else None
+    if not isinstance(estimator, Mapping) or not is_node(pair):
+        return
+    if estimator.get("head", "it needs none") is not None or "statistics" in estimator:
+        return
+    is_toy = all(pair.get(side) in (f"toy/{side}", str(TOY / side)) for side in ("target", "draft"))
+    if pair["_target_"] == "toolkit.models.pair.ModelPair.from_pretrained" and not is_toy:
+        raise InputError(
+            f"method {method.get('name')} needs an acceptance head, and this pair ships none: expected head=FOLDER (of "
+            "toolkit.train), got none"
+        )
 
 
 def keys_below(value: Any, annotation: Any = Any) -> Keys | None:
@@ -92,8 +101,10 @@ class _Walk:
     """Goes through a plain config; raises InputError at the first fault."""
 
     def __init__(self, complete: bool, values: bool):
-        self.complete, self.judged = complete, values
-        self.waiting: Nodes | None = []  # while the command's own keys are looked at
+        self.complete, self.values = complete, values
+        self.waiting: (
+            list[tuple[str, Mapping[str, Any]]] | None
+        ) = []  # classes, while the command's own keys are checked
 
     def keys(
         self,
@@ -114,9 +125,9 @@ class _Walk:
         for name, key in declared.keys.items():
             if name in values:
                 value = values[name]
-                texts = value if isinstance(value, list) else [value]
-                blank = any(isinstance(text, str) and not text.strip() for text in texts)
-                if declared.no_blanks and self.judged and blank:
+                entries = value if isinstance(value, list) else [value]
+                blank = any(isinstance(entry, str) and not entry.strip() for entry in entries)
+                if declared.no_blanks and self.values and blank:
                     kind = say(key.annotation, LONG)
                     raise InputError(f"{prefix}{name}: expected {kind}, not empty, got {shown(value)}")
                 self.value(prefix + name, value, key.annotation, key.meaning)
@@ -127,19 +138,21 @@ class _Walk:
         """One value, and what is below it."""
         if value == MISSING:
             return _missing(path, annotation, meaning) if self.complete else None
-        if is_node(value) and not all(map(is_known, options(annotation))):
+        kinds, section = options(annotation), section_in(annotation)
+        if is_node(value) and not all(map(is_known, kinds)):
             return self.node(path, value) if self.waiting is None else self.waiting.append((path, value))
-        section = section_in(annotation)
-        if isinstance(value, Mapping) and section is Grid:
-            return methods.check_grid(value, self.value) if self.judged else None
-        if isinstance(value, Mapping) and section is not None:
-            return self.keys(f"{path}.", value, keys_of(section), whole=whole)
-        inner = next((kind for kind in options(annotation) if kind is Any or origin_of(kind) in MAPPINGS), None)
-        if isinstance(value, Mapping) and inner is not None and not _needs_choice(annotation):
-            for name, entry in value.items():
-                self.value(f"{path}.{name}".lstrip("."), entry, (typing.get_args(inner) or (Any, Any))[1], whole=False)
-            return None
-        return self._judge(path, value, annotation, section) if self.judged else None
+        if isinstance(value, Mapping):
+            inner = next((kind for kind in kinds if kind is Any or origin_of(kind) in MAPPINGS), None)
+            if section is Grid:
+                return self.grid(value) if self.values else None
+            if section is not None:
+                return self.keys(f"{path}.", value, keys_of(section), whole=whole)
+            if inner is not None and not _needs_choice(annotation):
+                kind = (typing.get_args(inner) or (Any, Any))[1]
+                for name, entry in value.items():
+                    self.value(f"{path}.{name}".lstrip("."), entry, kind, whole=False)
+                return None
+        return self.fit(path, value, annotation, section) if self.values else None
 
     def node(self, path: str, node: Mapping[str, Any]) -> None:
         target = str(node["_target_"])
@@ -149,7 +162,23 @@ class _Walk:
         values = {name: value for name, value in node.items() if name not in HYDRAS}
         self.keys(f"{path}.", values, declared, partial=bool(node.get("_partial_") or "_args_" in node))
 
-    def _judge(self, path: str, value: Any, annotation: Any, section: type[ConfigSection] | None) -> None:
+    def grid(self, grid: Mapping[str, Any]) -> None:
+        """Methods of conf/method/, their keys, and lists of values for these."""
+        names, settings = [*choices("method"), *REFERENCES], dict[str, Mapping[str, Any]]()
+        for name, content in grid.items():
+            if name not in names:
+                raise unknown_name("method", str(name), names)
+            if name not in REFERENCES and isinstance(content, Mapping):
+                settings[name] = flatten(content)
+                if settings[name].get("impossible", "skip") != "skip":
+                    raise InputError(f"grid.{name}.impossible: expected skip, got {content['impossible']!r}")
+                _nodes(name, settings[name])  # before any class is imported
+        for name, flat in settings.items():
+            for path, annotation in parameters(name, flat).items():
+                for value in flat[path] if isinstance(flat[path], list) else [flat[path]]:
+                    self.value(f"grid.{name}.{path}", value, annotation)
+
+    def fit(self, path: str, value: Any, annotation: Any, section: type[ConfigSection] | None) -> None:
         if section is not None or _needs_choice(annotation):
             group = group_of(annotation)
             null = any(fits(None, kind) for kind in options(annotation) if kind is not Any)
@@ -179,81 +208,36 @@ def _needs_choice(annotation: Any) -> bool:
     return group is not None and group.built
 
 
-# -- what Hydra says of a config that does not compose -------------------------------------------------------------
+# -- keys of methods, in grids ------------------------------------------------------------------------------------------
 
 
-def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
-    """conf/<config_name>.yaml with these overrides. Raises InputError, one line, if it does not compose."""
-    from hydra.errors import HydraException
-
-    try:
-        return compose_unchecked(config_name, overrides)
-    except (HydraException, ValueError) as error:
-        raise error if isinstance(error, InputError) else complaint(error, config_name, overrides) from error
-    except (TypeError, AttributeError, KeyError, AssertionError, RecursionError) as error:  # a choice that is no name
-        odd = [word for word in overrides if choices(word.lstrip("+~").partition("=")[0].partition("@")[0])]
-        raise InputError(
-            f"configuration {config_name}: expected names as choices of config groups, got {' '.join(odd) or first_line(error)}"
-        ) from error
+def parameters(name: str, paths: Iterable[str]) -> dict[str, Any]:
+    """The declared types of a method's keys that a grid names, by dotted path. Raises InputError for one it does not have."""
+    annotations: dict[str, Any] = {"head": keys_of(OfMethod).keys["head"].annotation} if "head" in paths else {}
+    for path, node in _nodes(name, paths).items():
+        declared, key = classes.keys_of(str(node["_target_"])), path.rpartition(".")[2]
+        if declared is None or key not in declared.keys:
+            raise _no_parameter(name, path, declared.keys if declared else node)
+        annotations[path] = declared.keys[key].annotation
+    return annotations
 
 
-def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> InputError:
-    """The line for an error that composing conf/<config_name>.yaml with these overrides raised."""
-    from hydra.errors import OverrideParseException
-
-    text = str(error)
-    if match := LOST.search(text):
-        group, _, name = match["path"].rpartition("/")
-        by = "" if match["by"] in (None, config_name) else f"(named in {match['by']}.yaml)"
-        return unknown_name(group or "config", name, choices(group), by)
-    if text.startswith("Cannot find primary config"):
-        return unknown_name("config", config_name, choices("."))
-    if match := THERE.search(text):
-        return InputError(f"{match[1]} is in the config already: expected {match[1]}=VALUE, without the +")
-    if match := STRUCT.search(text) or GONE.search(text):
-        return _no_such_key(match[1], config_name, overrides)
-    if isinstance(error, OverrideParseException):
-        key, sign, _ = error.override.partition("=")
-        hint = f" (brackets and quotes come in pairs; text with one is written '{key}=\"TEXT\"')" if sign else ""
-        return InputError(f"expected KEY=VALUE, got {error.override!r}{hint}")
-    if text.startswith("Ambiguous value"):
-        word = text.partition("'")[2].partition("'")[0]
-        key, _, value = word.partition("=")
-        return InputError(f"{word}: expected one value; a list is written {key}=[{value}], and -m sweeps over values")
-    if text.startswith("Config group override must be"):
-        nulls = [word for word in overrides if word.endswith("=null") and choices(word.partition("=")[0].lstrip("+"))]
-        return InputError(f"expected a choice of a config group, got {', '.join(nulls) or 'null'}")
-    return InputError(f"configuration {config_name}: {' '.join(text.split())}")
+def _nodes(name: str, paths: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """The classes of a method that these keys belong to. Raises InputError where there is none, or a key is misspelt."""
+    own = [path for path in paths if path not in ("head", "impossible")]
+    method = plain(composed("method_only", [f"method={name}"]))["method"] if own else {}
+    nodes = {}
+    for path in own:
+        *parents, key = path.split(".")
+        node: Any = method
+        for parent in parents:
+            node = node.get(parent) if isinstance(node, Mapping) else None
+        if not is_node(node) or classes.is_misspelt(key, node):
+            raise _no_parameter(name, path, node if is_node(node) else method)
+        nodes[path] = node
+    return nodes
 
 
-def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputError:
-    """The key is not in the config: it could be added, or there is none of that name."""
-    others = [word for word in overrides if word.lstrip("+~").partition("=")[0].partition("@")[0] != key]
-    try:
-        before: Any = plain(composed(config_name, others)) if len(others) < len(overrides) else {}
-    except (InputError, ValueError):
-        before = {}
-    parent, _, name = key.rpartition(".")
-    names = _names_below(before, config_name, parent, name)
-    if any(word.startswith(f"{key}={{") for word in overrides) and choices(key):
-        return InputError(f"{key} is chosen by name: for a mapping of your own expected ~{key} '+{key}={{...}}'")
-    if name in names or (not parent and choices(key)):
-        return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
-    return unknown_name("key", key, [f"{parent}.{other}".lstrip(".") for other in names])
-
-
-def _names_below(config: Mapping[str, Any], config_name: str, path: str, name: str) -> list[str]:
-    """The names that may stand below a path ("" is the top) of a plain config, whether they do or not.
-
-    Of a class it takes its import to know all; where `name` is a misspelt key of the yaml, the keys of the yaml will do.
-    """
-    section, below = command_of(config_name), config
-    declared, appended = Keys() if section is None else keys_of(section), getattr(section, "appended", ())
-    for part in filter(None, path.split(".")):
-        section = section_in(declared.keys[part].annotation) if part in declared.keys else None
-        declared, appended = Keys() if section is None else keys_of(section), ()
-        value = below.get(part)
-        below = value if isinstance(value, Mapping) else {}
-    if is_node(below) and not classes.is_misspelt(name, below):
-        declared = classes.keys_of(str(below["_target_"])) or Keys()
-    return sorted({*below, *declared.keys, *appended} - {*HYDRAS})
+def _no_parameter(method: str, path: str, names: Iterable[str]) -> InputError:
+    before = path[: -len(path.rpartition(".")[2])] if not path.endswith(".") else path
+    return unknown_name(f"parameter of {method}", path, [f"{before}{name}" for name in names if name[0] != "_"])

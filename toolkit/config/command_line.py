@@ -34,8 +34,8 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
     if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
         from hydra.core.config_store import ConfigStore
 
-        from toolkit.config.check import check, composed
-        from toolkit.config.store import removed_words
+        from toolkit.config.check import check
+        from toolkit.config.store import composed, without_removed
 
         check_choices(flags.overrides)
         papers.register(
@@ -45,7 +45,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         runs = not (flags.cfg or flags.info or flags.multirun)  # each job of a sweep is checked when it runs
         root = flags.config_name or config_name
         check(composed(root, overrides), root, complete=runs, values=runs)
-        gone = removed_words(root, overrides)
+        gone = {*overrides} - {*without_removed(root, overrides)}
         tidy = [word for word in tidy if word not in gone]
     return tidy
 
@@ -95,7 +95,7 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from toolkit.config.check import complaint
+    from toolkit.config.store import complaint
 
     job = []
     for word in overrides:

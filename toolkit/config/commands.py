@@ -11,9 +11,9 @@ mark what counts by its content.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
@@ -34,6 +34,7 @@ from toolkit.config.notes import (
     meaning_of,
     notes,
 )
+from toolkit.config.values import options
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
@@ -120,7 +121,7 @@ class Tracked(ConfigSection):
 
 
 class Grid(ConfigSection):
-    """Methods of conf/method/, each with lists of values for its keys: checked by `methods.check_grid`."""
+    """Methods of conf/method/, each with lists of values for its keys: checked by `check.check`."""
 
 
 class OfMethod(ConfigSection):
@@ -140,13 +141,19 @@ class StageSpec(ConfigSection):
     inherit: Annotated[list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"] = []
 
 
+OneHead = Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"]
+Statistics = Annotated[
+    str | None, File(), "of analysis.heads statistics=: acceptance where there is no head; null: weights that ship"
+]
+OneMethod = Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
+MethodGrid = Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
+
+
 class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
-    method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
-    head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
-    statistics: Annotated[
-        str | None, File(), "of analysis.heads statistics=: acceptance where there is no head; null: weights that ship"
-    ] = None
+    method: OneMethod
+    head: OneHead = None
+    statistics: Statistics = None
     batch_size: Annotated[
         Count, "prompts decoded together; the tokens depend on it only where a rule weighs costs at this size"
     ] = 8
@@ -163,11 +170,9 @@ class Decode(Command, OnPrompts, Tracked):
 class MethodOnly(ConfigSection):
     """What the library composes for a method by name: no command."""
 
-    method: Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
-    head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
-    statistics: Annotated[
-        str | None, File(), "of analysis.heads statistics=: acceptance where there is no head; null: weights that ship"
-    ] = None
+    method: OneMethod
+    head: OneHead = None
+    statistics: Statistics = None
     policy: Annotated[Any, ConfigGroup("stopping"), "a policy by itself: +stopping@policy=NAME"] | None = None
 
 
@@ -226,8 +231,9 @@ class Distill(Command, OnPair, Trains):
         Count | None, "V': output tokens that the draft keeps, the most frequent of the responses; null: all"
     ] = None
     exports: Annotated[
-        list[Literal["plain", "gguf"]],
-        "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama)",
+        list[Literal["plain", "gguf", "compact"]],
+        "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama); without "
+        "the target's embeddings, in bfloat16: draft_compact/",
     ] = []
     export: Annotated[bool, "export the best draft that an interrupted run has made, and train no further"] = False
     rehearse: Annotated[bool, "only try whether such a draft can be made, written and read; no responses are read"] = (
@@ -379,7 +385,7 @@ class Sweep(Command, Labels, Tracked, Shared):
 
 
 class UnderLoad(OnPrompts, Tracked):
-    grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
+    grid: MethodGrid
     hardware: Annotated[Hardware | None, "model the costs instead, from a device's peak figures"] = None
     devices: Annotated[Count, "of hardware=...: how many the target is spread over"] = 1
     rounds: Annotated[int, AtLeast(5), "timed forward passes per batch size, width and context; medians count"] = 5
@@ -422,7 +428,7 @@ class Serving(Command, UnderLoad):
 
 class Compare(Command, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
-    grid: Annotated[Grid, ConfigGroup("grid", built=False), "methods, and lists of values for their keys"]
+    grid: MethodGrid
     group_size: Annotated[Count, "prompts decoded together; settings take turns on every group"] = 1
     dev_share: Annotated[
         float,
@@ -533,6 +539,12 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         Inputs | None,
         "fit acceptance from statistics of q instead, to these traces; dev_share of their texts is held out",
     ] = None
+    calibration: Annotated[
+        Inputs | None, "scale and shift these statistics, or `heads`, by depth, as these traces say"
+    ] = None
+    counts: Annotated[
+        str | None, File(), "with `statistics`: what an engine counted of its drafts; shifts by depth follow from it"
+    ] = None
     tuning: Annotated[
         Named | None,
         "with `statistics`: {DOMAIN: TRACES}, rows are compared, their settings chosen here",
@@ -590,7 +602,9 @@ def command_of(config_name: str) -> type[ConfigSection] | None:
     return COMMANDS.get(config_name)
 
 
-def _keys_of(section: Any) -> Keys:
+@cache
+def keys_of(section: Any) -> Keys:
+    """The keys of a section, its parents' among them, by the order of their classes."""
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
     defaults: dict[str, Any] = {}
@@ -601,20 +615,18 @@ def _keys_of(section: Any) -> Keys:
     return Keys({key.name: key for key in keys}, no_blanks=True)
 
 
-keys_of: Callable[[Any], Keys] = cache(_keys_of)
-
-
 def defaults_of(section: type[ConfigSection]) -> dict[str, Any]:
     """Every key with its default as plain containers; ??? where there is none."""
-    return {name: _plain(key.default) for name, key in keys_of(section).keys.items()}
+    defaults: dict[str, Any] = {name: key.default for name, key in keys_of(section).keys.items()}
+    sections = {name: asdict(value) for name, value in defaults.items() if is_dataclass(value)}
+    missing = {name: "???" for name, value in defaults.items() if value is REQUIRED}
+    return {**defaults, **sections, **missing}
 
 
-def _plain(value: Any) -> Any:
-    if value is REQUIRED:
-        return "???"
-    if not isinstance(value, ConfigSection):
-        return value
-    return {name: _plain(content) for name, content in vars(value).items()}
+def section_in(annotation: Any) -> type[ConfigSection] | None:
+    """The declared section that an annotation asks for, if it does."""
+    kinds = (kind for kind in options(annotation) if isinstance(kind, type) and issubclass(kind, ConfigSection))
+    return next(kinds, None)
 
 
 def group_of(annotation: Any) -> ConfigGroup | None:

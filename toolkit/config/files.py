@@ -26,9 +26,10 @@ QUOTED_OR_HOME = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?:^|(?<=[
 UNQUOTED = re.compile(r"""(?=.*[^\w\t ./+%*@?|:-])[^][{}(),$"'\\]+""", re.ASCII | re.DOTALL)
 ESCAPE, ESCAPED = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
 OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
-NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 MOST = 256  # configs and methods that are kept; composing one takes tens of milliseconds
+NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 LOCK = RLock()  # of what is composed and kept: methods are built from configs
+_KEPT: dict[tuple[object, ...], Any] = {}
 _process_folders: tuple[Path, ...] = ()  # the user's own, of the command line
 _searched: ContextVar[tuple[Path, ...]] = ContextVar("searched", default=())  # more of them, of `searching`
 
@@ -64,21 +65,21 @@ def _resolved(folders: Sequence[str | Path]) -> tuple[Path, ...]:
     return tuple(Path(folder).resolve() for folder in folders)
 
 
-def cached(results: dict[tuple[object, ...], Any], arguments: tuple[object, ...], make: Callable[[], Any]) -> Any:
-    """What `make` returned for these arguments and configuration files; it is called once for them, by one thread.
+def kept(make: Callable[..., Any], *arguments: Any) -> Any:
+    """What `make(*arguments)` returned for these configuration files; it is called once for them, by one thread.
 
     `conf/` is read once per process, folders of the user's own again when a file there has changed.
     """
     folders = user_folders()
     below = ("*", "*/*", "*/*/*")  # roots, groups, and the bases inside groups
     paths = [*folders, *(path for folder in folders for pattern in below for path in folder.glob(pattern))]
-    key = (arguments, folders, max((path.stat().st_mtime_ns for path in paths), default=0))
+    key = (make, arguments, folders, max((path.stat().st_mtime_ns for path in paths), default=0))
     with LOCK:
-        if key not in results:
-            if len(results) >= MOST:
-                results.clear()
-            results[key] = make()
-        return results[key]
+        if key not in _KEPT:
+            if len(_KEPT) >= MOST:
+                _KEPT.clear()
+            _KEPT[key] = make(*arguments)
+        return _KEPT[key]
 
 
 def choices(group: str) -> list[str]:

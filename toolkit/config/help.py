@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from toolkit.config import files as configs
-from toolkit.config.check import HYDRAS, composed, keys_below, resolved, section_in
+from toolkit.config.check import keys_below, resolved
 from toolkit.config.classes import module_file
-from toolkit.config.commands import Command, Grid, command_of, group_of, keys_of
+from toolkit.config.commands import Command, Grid, command_of, group_of, keys_of, section_in
 from toolkit.config.notes import REQUIRED, Key, Keys
 from toolkit.config.others import OTHERS
+from toolkit.config.store import HYDRAS, composed
 from toolkit.config.values import is_known, is_node, options, say
 
 WIDTH = 120

@@ -22,9 +22,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import classes, methods
-from toolkit.config.check import keys_below, section_in
-from toolkit.config.commands import Grid, command_of, keys_of
+from toolkit.config import classes
+from toolkit.config.check import keys_below, parameters
+from toolkit.config.commands import Grid, command_of, keys_of, section_in
 from toolkit.config.files import choices, flatten
 from toolkit.config.notes import CONTENTS, File, Head, HubData, Model, notes
 from toolkit.config.values import LISTS, MAPPINGS, is_known, is_node, options, origin_of
@@ -92,7 +92,7 @@ class Contents:
     def _settings(self, path: str, method: str, settings: Any) -> Any:
         """What a grid says of a method: keys, nested or dotted, with lists of values."""
         names: Any = flatten(settings) if isinstance(settings, Mapping) and method in choices("method") else ()
-        annotations = methods.parameters(method, names)
+        annotations = parameters(method, names)
 
         def contents(value: Any, name: str) -> Any:
             if isinstance(value, Mapping):

@@ -41,11 +41,6 @@ def is_removed(command: str, key: str, value: Any) -> bool:
     return False
 
 
-def is_named(command: str, word: str) -> bool:
-    """Whether an override is of a key that may be a removed one."""
-    return any(fnmatchcase(f"{command}/{_key(word)}", pattern) for pattern in REMOVED)
-
-
 def without(command: str, key: str, overrides: Sequence[str]) -> list[str]:
     """The overrides without those of a key that is not there: all of them, unless it is a removed one."""
     return [word for word in overrides if _key(word) != key or not is_removed(command, key, _value(word))]

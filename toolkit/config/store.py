@@ -1,22 +1,31 @@
-"""Composing by Hydra, unchecked: the defaults of every command are in a ConfigStore, choices of groups in `conf/`."""
+"""Composing by Hydra: the defaults of every command are in a ConfigStore, choices of groups in `conf/`.
+
+What has been composed is kept. A Hydra application that is running in this process is neither asked nor changed.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from toolkit.config import files, papers, removed
-from toolkit.config.commands import COMMANDS, defaults_of
+from toolkit.config import classes, files, papers, removed
+from toolkit.config.commands import COMMANDS, command_of, defaults_of, keys_of, section_in
+from toolkit.config.files import LOCK, choices, kept, plain, user_folders
+from toolkit.config.notes import Keys
+from toolkit.config.values import is_node
+from toolkit.errors import InputError, unknown_name
+from toolkit.files.text import first_line
 
 if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
 
-STRUCT = re.compile(r"Could not override '([^']*)'")
-GONE = re.compile(r"Could not delete from config\. (?:The value of )?'([^']*)'")
-_COMPOSED: dict[tuple[object, ...], Any] = {}
+HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
+NO_KEY = re.compile(r"(?:Could not override|Could not delete from config\.(?: The value of)?) '([^']*)'")
+NO_CHOICE = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
+NO_PLUS = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
 
 
 def register(store: ConfigStore) -> None:
@@ -25,30 +34,41 @@ def register(store: ConfigStore) -> None:
         store.store(f"{name}_keys", defaults_of(section))
 
 
-def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
-    """The composed config `conf/<config_name>.yaml`: a copy for every call.
+def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
+    """The config conf/<config_name>.yaml with these overrides, unchecked: a copy for every call.
 
-    It is composed once per process and set of overrides, and again when a configuration file has changed. A Hydra
-    application that is running in this process is neither asked nor changed.
-    Raises what Hydra raises: HydraException, ValueError.
+    Raises InputError, one line, if it does not compose.
     """
-    if any(word.startswith("hydra.searchpath=") for word in overrides):  # files there are not watched
-        with files.LOCK:
-            return _composed(config_name, overrides)
-    return deepcopy(files.cached(_COMPOSED, (config_name, *overrides), lambda: _composed(config_name, overrides)))
+    return deepcopy(_composed(config_name, overrides)[0])
 
 
-def removed_words(config_name: str, overrides: Sequence[str]) -> set[str]:
-    """Those of the overrides whose key is gone and whose value changed nothing (`toolkit.config.removed`)."""
-    with files.LOCK:
-        left_out = set[str]()
-        if any(removed.is_named(config_name, word) for word in overrides):
-            _composed(config_name, overrides, left_out)
-        return left_out
+def without_removed(config_name: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides without those whose key is gone and whose value changed nothing (`toolkit.config.removed`)."""
+    words: list[str] = _composed(config_name, overrides)[1]
+    return words
 
 
-def _composed(config_name: str, overrides: Sequence[str], left_out: set[str] | None = None) -> Any:
-    """What `hydra.compose` returns, by a loader of its own: `GlobalHydra` and `ConfigStore` are the application's."""
+def _composed(config_name: str, overrides: Sequence[str]) -> Any:
+    from hydra.errors import HydraException
+
+    try:
+        if any(word.startswith("hydra.searchpath=") for word in overrides):  # files there are not watched
+            with LOCK:
+                return _compose(config_name, *overrides)
+        return kept(_compose, config_name, *overrides)
+    except InputError:
+        raise
+    except (HydraException, ValueError) as error:
+        raise complaint(error, config_name, overrides) from error
+    except (TypeError, AttributeError, KeyError, AssertionError, RecursionError) as error:  # a choice that is no name
+        odd = [word for word in overrides if choices(word.lstrip("+~").partition("=")[0].partition("@")[0])]
+        raise InputError(
+            f"configuration {config_name}: expected names as choices of config groups, got {' '.join(odd) or first_line(error)}"
+        ) from error
+
+
+def _compose(config_name: str, *overrides: str) -> tuple[Any, list[str]]:
+    """What `hydra.compose` returns, by a loader of its own, and the overrides whose keys are there."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import ConfigRepository
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -60,7 +80,7 @@ def _composed(config_name: str, overrides: Sequence[str], left_out: set[str] | N
 
     store = _store()
     if any(word.lstrip("+").startswith(papers.CHOSEN) for word in overrides):
-        papers.register(store, overrides, (files.CONF, *files.user_folders()))
+        papers.register(store, overrides, (files.CONF, *user_folders()))
 
     class Sources(ConfigRepository):
         def initialize_sources(self, config_search_path: Any) -> None:
@@ -70,7 +90,7 @@ def _composed(config_name: str, overrides: Sequence[str], left_out: set[str] | N
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")
     path.append("main", f"file://{files.CONF}")
-    for folder in files.user_folders():
+    for folder in user_folders():
         path.append("user", f"file://{folder}")
     if any(word.lstrip("+~").startswith("hydra/") for word in overrides):  # hydra/job_logging=colorlog
         for plugin in Plugins.instance().discover(SearchPathPlugin):
@@ -84,16 +104,14 @@ def _composed(config_name: str, overrides: Sequence[str], left_out: set[str] | N
             config = loader.load_configuration(config_name, words, RunMode.RUN, from_shell=False)
             break
         except ConfigCompositionException as error:
-            match, before = STRUCT.search(str(error)) or GONE.search(str(error)), words
+            match, before = NO_KEY.search(str(error)), words
             words = removed.without(config_name, match[1], words) if match else words
             if words == before:
                 raise
-    if left_out is not None:
-        left_out.update({*overrides} - {*words})
     with open_dict(config):
         del config["hydra"]
     removed.drop_removed(config_name, config)
-    return config
+    return config, words
 
 
 @cache
@@ -113,3 +131,60 @@ def _store() -> ConfigStore:
     store.store("config", HydraConf(), group="hydra", provider="hydra")
     register(store)
     return store
+
+
+# -- what Hydra says of a config that does not compose -----------------------------------------------------------------
+
+
+def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> InputError:
+    """The line for an error that composing conf/<config_name>.yaml with these overrides raised."""
+    from hydra.errors import OverrideParseException
+
+    text = str(error)
+    if match := NO_CHOICE.search(text):
+        group, _, name = match["path"].rpartition("/")
+        by = "" if match["by"] in (None, config_name) else f"(named in {match['by']}.yaml)"
+        return unknown_name(group or "config", name, choices(group), by)
+    if text.startswith("Cannot find primary config"):
+        return unknown_name("config", config_name, choices("."))
+    if match := NO_PLUS.search(text):
+        return InputError(f"{match[1]} is in the config already: expected {match[1]}=VALUE, without the +")
+    if match := NO_KEY.search(text):
+        return _no_such_key(match[1], config_name, overrides)
+    if isinstance(error, OverrideParseException):
+        key, sign, _ = error.override.partition("=")
+        hint = f" (brackets and quotes come in pairs; text with one is written '{key}=\"TEXT\"')" if sign else ""
+        return InputError(f"expected KEY=VALUE, got {error.override!r}{hint}")
+    if text.startswith("Ambiguous value"):
+        word = text.partition("'")[2].partition("'")[0]
+        key, _, value = word.partition("=")
+        return InputError(f"{word}: expected one value; a list is written {key}=[{value}], and -m sweeps over values")
+    if text.startswith("Config group override must be"):
+        nulls = [word for word in overrides if word.endswith("=null") and choices(word.partition("=")[0].lstrip("+"))]
+        return InputError(f"expected a choice of a config group, got {', '.join(nulls) or 'null'}")
+    return InputError(f"configuration {config_name}: {' '.join(text.split())}")
+
+
+def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputError:
+    """The key is not in the config: it could be added, or there is none of that name."""
+    others = [word for word in overrides if word.lstrip("+~").partition("=")[0].partition("@")[0] != key]
+    try:
+        below: Any = plain(composed(config_name, others)) if len(others) < len(overrides) else {}
+    except ValueError:
+        below = {}
+    parent, _, name = key.rpartition(".")
+    section = command_of(config_name)
+    declared, appended = Keys() if section is None else keys_of(section), getattr(section, "appended", ())
+    for part in filter(None, parent.split(".")):
+        section = section_in(declared.keys[part].annotation) if part in declared.keys else None
+        declared, appended = Keys() if section is None else keys_of(section), ()
+        value = below.get(part)
+        below = value if isinstance(value, Mapping) else {}
+    if is_node(below) and not classes.is_misspelt(name, below):  # a class is imported to know all of its keys
+        declared = classes.keys_of(str(below["_target_"])) or Keys()
+    names = sorted({*below, *declared.keys, *appended} - {*HYDRAS})
+    if any(word.startswith(f"{key}={{") for word in overrides) and choices(key):
+        return InputError(f"{key} is chosen by name: for a mapping of your own expected ~{key} '+{key}={{...}}'")
+    if name in names or (not parent and choices(key)):
+        return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
+    return unknown_name("key", key, [f"{parent}.{other}".lstrip(".") for other in names])

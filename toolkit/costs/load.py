@@ -84,6 +84,11 @@ class LoadCost:
         """The middle of the contexts that the target was timed at, in tokens."""
         return float(np.median(self.target.context))
 
+    @property
+    def contexts(self) -> tuple[float, ...]:
+        """The contexts that either model was timed at, ascending."""
+        return tuple(sorted({*self.draft.context, *self.target.context}))
+
     def lacks(self, batches: Sequence[float], widest: float = 1) -> str | None:
         """Which time the table is asked for and cannot tell, in words; None: it tells all. It would read another one as flat.
 

@@ -19,7 +19,7 @@ from toolkit.engine import Session
 from toolkit.engine.device import tensor_on
 from toolkit.engine.engine import Sessions
 from toolkit.sampling import Sampling, warp
-from toolkit.stopping.base import State
+from toolkit.stopping.base import State, in_context
 from toolkit.types import Proposal, Round, Verdict
 from toolkit.verification import TextRule
 from toolkit.verification.base import first_ones
@@ -84,7 +84,11 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         )
 
     def propose(self, context: DraftContext) -> tuple[Proposal, State]:
-        return self.proposer.propose(context, self.method.policy, self.state)
+        policy, lengths = self.method.policy, [len(row.context) for row in self.rows]
+        state = self.state
+        if policy.reads_context:
+            state = in_context(policy, state, tensor_on(self.device, lengths))
+        return self.proposer.propose(context, policy, state)
 
     def score(self, context: DraftContext, proposal: Proposal) -> Tensor:
         """p after the context and after every node: [B, N + 1, V], from one forward pass."""

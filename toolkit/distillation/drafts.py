@@ -25,7 +25,7 @@ from toolkit.models import gguf
 from toolkit.models.eagle3 import Eagle3, is_eagle3
 from toolkit.models.eagle3 import save as save_eagle3
 from toolkit.models.fingerprint import fingerprint
-from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer, resolve
+from toolkit.models.pair import check_same_tokenizer, lacks_tokenizer, load_draft, load_tokenizer, resolve
 from toolkit.models.reduced import kept_tokens, reduce_vocabulary, whole_vocabulary
 from toolkit.models.reduced import save as save_reduced
 from toolkit.models.teacher import Text, produced_logits
@@ -110,11 +110,18 @@ def shape_of(model: Any) -> dict[str, list[int]]:
 
 
 def export(
-    folder: Path, model: Any, tokenizer: Any, card: str, target: str = "", architectures: Sequence[str] = ()
+    folder: Path,
+    model: Any,
+    tokenizer: Any,
+    card: str,
+    target: str = "",
+    architectures: Sequence[str] = (),
+    compact: bool = False,
 ) -> Path:
     """A Hugging Face checkpoint with tokenizer and card, whole or not at all; of a reduced vocabulary, one of ours.
 
     An EAGLE-3 draft is written in the format of `speculators`, with its target's name and classes.
+    compact  in bfloat16, without the embeddings and the tokenizer, which are the target's (of a reduced vocabulary alone)
     """
 
     def write(temporary: Path) -> None:
@@ -123,8 +130,8 @@ def export(
         elif kept_tokens(model) is None:
             model.save_pretrained(temporary)
         else:
-            save_reduced(temporary, model)
-        if not isinstance(model, Eagle3):  # its folder has no tokenizer: the target's is meant
+            save_reduced(temporary, model, compact)
+        if not lacks_tokenizer(temporary):
             tokenizer.save_pretrained(temporary)
         (temporary / CARD).write_text(card, encoding="utf-8")
         generate_folder.write(temporary)
@@ -147,14 +154,28 @@ def output_rows(draft: Any, target: Any, needed: bool) -> nn.Linear | None:
         return None
     if target is None:
         raise InputError("exports: the rows of all tokens are the target's; expected teacher.on_missing=generate")
-    ours, theirs = (model.get_input_embeddings().weight.detach().float().cpu() for model in (draft, target))
-    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=0, atol=1e-2 * float(theirs.std())):
+    if not has_embeddings_of(draft, target):
         raise InputError(
             "exports: the draft lacks output rows of most tokens, and the target's do not fit, for its embeddings are others: "
             "expected a draft of the target's layers, or exports=[]"
         )
     layer: nn.Linear = target.get_output_embeddings()
     return layer
+
+
+def has_embeddings_of(draft: Any, target: Any) -> bool:
+    """Whether a draft's embeddings [V, D] are the target's, up to the rounding of a number format."""
+    ours, theirs = (model.get_input_embeddings().weight.detach().float().cpu() for model in (draft, target))
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=0, atol=1e-2 * float(theirs.std()))
+
+
+def check_compact(draft: Any, target: Any) -> None:
+    """Raises InputError unless a draft can be written without its embeddings: they are the target's, and stay it."""
+    if target is None or kept_tokens(draft) is None or not has_embeddings_of(draft, target):
+        raise InputError(
+            "exports=[compact]: the embeddings are left out, for they are the target's; expected a draft of the target's "
+            "layers with a reduced vocabulary: layers=1 vocabulary=4000, say"
+        )
 
 
 def export_all(
@@ -167,12 +188,14 @@ def export_all(
     target: str = "",
     architectures: Sequence[str] = (),
 ) -> None:
-    """Write the draft, and what `exports` names: a plain checkpoint of the whole vocabulary, a GGUF file of it.
+    """Write the draft, and what `exports` names: a plain checkpoint of the whole vocabulary, a GGUF file of it, a compact one.
 
     rows  an output layer of all tokens: those that a reduced vocabulary lacks, so both draw tokens that `draft` would not
     """
     export(folder / DRAFT, draft, tokenizer, card, target, architectures)
     whole = draft
+    if "compact" in exports:
+        export(folder / f"{DRAFT}_compact", draft, tokenizer, card, compact=True)
     if exports and kept_tokens(draft) is not None and rows is not None:
         whole = whole_vocabulary(draft, rows.weight, rows.bias)
     if "plain" in exports:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from toolkit.config import commands, instantiate, plain
-from toolkit.distillation.drafts import DRAFT, begin, draft_of, export_all, output_rows
+from toolkit.distillation.drafts import DRAFT, begin, check_compact, draft_of, export_all, output_rows
 from toolkit.distillation.layers import layers_in
 from toolkit.engine.facts import end_ids, vocab_size
 from toolkit.errors import InputError
@@ -51,7 +51,7 @@ def _rehearse(cfg: commands.Distill, folder: Path) -> None:
         target = pair.target
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     draft = _stand_in(cfg, target, tokenizer)
-    rows, exports = output_rows(draft, target, bool(cfg.exports)), list(cfg.exports)
+    rows, exports = output_rows(draft, target, bool({*cfg.exports} - {"compact"})), list(cfg.exports)
     expected = {"plain": _logits(draft)}
     if cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
         if kept_tokens(draft) is not None:
@@ -59,6 +59,8 @@ def _rehearse(cfg: commands.Distill, folder: Path) -> None:
         ends = end_ids(draft, tokenizer)
         reduce_vocabulary(draft, most_frequent([((), ())], cfg.vocabulary, range(size), ends), ends)
         exports = sorted({"plain", *exports})  # which may be wanted later
+    if "compact" in exports:
+        check_compact(draft, target)
     expected[DRAFT] = _logits(draft)
     try:
         export_all(folder, draft, rows, exports, tokenizer, "", str(cfg.pair.target))

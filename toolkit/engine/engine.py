@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 from toolkit.config.values import check_ranges
-from toolkit.engine import Session, open_session
+from toolkit.engine.base import Session
 from toolkit.engine.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
-from toolkit.engine.facts import check_mode, forwards_lock, reads_states, vocab_size
+from toolkit.engine.facts import block_length, check_mode, forwards_lock, reads_states, vocab_size
 from toolkit.engine.packing import PackedLinears
 
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
@@ -234,3 +234,35 @@ def _constant(guard: CaptureGuard | None, model: Any) -> bool:
     """Whether a model is a transformers one on one device, without hooks and gradients: every forward pass is the same."""
     one_device = len(set(getattr(model, "hf_device_map", {0: 0}).values())) <= 1
     return guard is not None and one_device and not guard.hooks and not guard.asks_gradients
+
+
+def open_session(
+    model: Any,
+    num_rows: int,
+    capacity: int,
+    captures: Captures | None = None,
+    *,
+    kept_layers: Sequence[int] = (),
+    target: Session | None = None,
+) -> Session:
+    """The session of a model: its own, if it brings one (`open_session`), else the one for Hugging Face models.
+
+    captures     forward passes of recurring shapes are replayed through them (Hugging Face models only); None: never
+    kept_layers  layers whose states stay in the cache, for drafts that read them
+    target       of a draft that reads the target's states (it has `target_layers`): the target's session
+    """
+    own = getattr(model, "open_session", None)
+    if own is not None:
+        session: Session = own(num_rows, capacity)
+        return session
+    from toolkit.engine.hf import HFSession  # transformers is imported only where it is needed
+
+    if block_length(model) is not None:
+        from toolkit.engine.block_reader import BlockReader
+
+        return BlockReader(model, num_rows, capacity, target)
+    if reads_states(model):
+        from toolkit.engine.state_reader import StateReader
+
+        return StateReader(model, num_rows, capacity, captures, target)
+    return HFSession(model, num_rows, capacity, captures, kept_layers)

@@ -11,6 +11,7 @@ are cut short (a full disk, a kill) are passed over.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -58,13 +59,20 @@ def note(path: Path, **facts: Any) -> None:
     home = home_of(path)
     if home is None or not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(home)):
         return
-    line = json.dumps({"path": relative(home, path), **facts}) + "\n"
-    handle = os.open(home / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    append_line(home / JOURNAL, json.dumps({"path": relative(home, path), **facts}))
+
+
+def append_line(path: Path, line: str, flush: bool = False) -> None:
+    """Append a line to a file; after one that a kill or a full disk has cut short it begins anew. flush: to disk."""
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        with open(home / JOURNAL, "rb") as journal:
-            journal.seek(max(journal.seek(0, os.SEEK_END) - 1, 0))
-            whole = journal.read(1) in (b"", b"\n")  # else a process was killed in the middle of the last line
-        os.write(handle, (b"" if whole else b"\n") + line.encode())
+        size = os.fstat(handle).st_size
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        data = (b"\n" if torn else b"") + line.encode() + b"\n"
+        if os.write(handle, data) < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if flush:
+            os.fsync(handle)
     finally:
         os.close(handle)
 

@@ -30,9 +30,16 @@ from toolkit import config
 from toolkit.costs.kept import with_costs
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import DecodingError, InputError
-from toolkit.models.draft_formats import reads_target
 from toolkit.models.generation_config import OTHERS
-from toolkit.models.pair import ModelPair, load_draft, load_tokenizer, resolve, unshared_by, unshared_tokens
+from toolkit.models.pair import (
+    ModelPair,
+    lacks_tokenizer,
+    load_draft,
+    load_tokenizer,
+    resolve,
+    unshared_by,
+    unshared_tokens,
+)
 from toolkit.types import Counts, Generation
 
 WARPERS = {  # of transformers, in the order of `toolkit.sampling.warp`: what each one's number is called here and there
@@ -171,7 +178,7 @@ def _make_pair(model: Any, drafts: Sequence[Any]) -> ModelPair:
     for source in drafts:
         if isinstance(source, str | Path):
             path = resolve(source)
-            if not reads_target(path):  # which is of the target's tokens
+            if not lacks_tokenizer(path):  # then it is of the target's tokens
                 unshared |= set(unshared_by(_own_tokenizer(model), [path], None, False))
             loaded.append(load_draft(source, device, dtype, target=model))
         else:

@@ -35,6 +35,7 @@ from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.integrations.custom_generate import custom_generate as custom_generate
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import Bounded, StoppingPolicy
+from toolkit.stopping.base import in_context
 from toolkit.types import DraftStep
 
 
@@ -131,6 +132,7 @@ class StoppedDraft:
             outcome = AssistedRound(*(torch.tensor([n], device=device) for n in (self._drafted, accepted)))
             self._state = self.policy.observe(outcome, outcome, self._state)
         live = torch.ones(1, dtype=torch.bool, device=device)
+        self._state = in_context(self.policy, self._state, torch.tensor([length], device=device))
         self._state, self._wanted = self.policy.begin(live, self._state)
         with _watched(self.draft) as seen:
             criterion = _Stop(self, seen, length, bool(settings.do_sample))

@@ -46,13 +46,3 @@ def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], options: 
             "chat_template_options={date_string: '26 Jul 2024'}"
         )
     return ids
-
-
-def warn_of_two_starts(tokenizer: Any, token_ids: Sequence[int]) -> None:
-    """Warns of a prompt that begins with the tokenizer's start of text twice: a chat template and the tokenizer write one."""
-    start = getattr(tokenizer, "bos_token_id", None)
-    if start is not None and list(token_ids[:2]) == [start, start]:
-        warn(
-            f"the prompt begins with {tokenizer.bos_token} twice: the tokenizer puts one in front, so leave it out of the "
-            "text, or pass messages"
-        )

@@ -101,6 +101,11 @@ def sketch(model: Any) -> Sketch:
     return result
 
 
+def tensor_sketch(name: str, tensor: Tensor) -> Sketch:
+    """The sketch of one tensor, for `difference`."""
+    return {"format": str(tensor.dtype).removeprefix("torch."), "tensors": {name: _sketched(tensor)}}
+
+
 def adapters(model: Any) -> list[Any]:
     """What every layer with adapters of PEFT does with them: which are active or merged, by what factors; [] without any."""
     rows = []

@@ -24,7 +24,7 @@ from toolkit.errors import InputError, warn
 from toolkit.files.shards import is_gguf
 from toolkit.files.text import first_line
 from toolkit.models import block_format, draft_formats, eagle3, gguf, reduced
-from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
+from toolkit.models.chat import check_options, encode_chat
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
 from toolkit.types import Prompt
@@ -150,15 +150,10 @@ class ModelPair:
             name = "an EAGLE-3" if kind == draft_formats.EAGLE3 else f"a {kind}"
             raise InputError(f"{target} is {name} draft, no target: give pair.target=TARGET pair.draft={target}")
         tokenizer = load_tokenizer(target, revision, trust_remote_code)
-        with_tokenizer = [source for source in sources if not draft_formats.reads_target(source)]
+        with_tokenizer = [source for source in sources if not lacks_tokenizer(source)]
         unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
         model = _load_model(target, big, None if device_map or quantization else device)
-        small = [
-            _load_reader(Path(source), options["dtype"], model, device)
-            if draft_formats.reads_target(source)
-            else _load_model(source, dict(options, revision=draft_revision), device)
-            for source in sources
-        ]
+        small = [_load_draft(source, dict(options, revision=draft_revision), device, model) for source in sources]
         embedded = all(Path(source).parent == TOY for source in (target, *sources))
         is_toy = Path(target) == TOY / "target" and sources == [TOY / "draft"] and (TOY / "head").exists()
         return cls(
@@ -239,7 +234,12 @@ class ModelPair:
         except Exception as error:  # tokenizers and chat templates have errors of their own
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise InputError(f"the prompt could not be encoded ({reason})") from error
-        warn_of_two_starts(tokenizer, ids)
+        start = getattr(tokenizer, "bos_token_id", None)
+        if start is not None and ids[:2] == [start, start]:  # a chat template wrote one, and the tokenizer another
+            warn(
+                f"the prompt begins with {tokenizer.bos_token} twice: the tokenizer puts one in front, so leave it out of the "
+                "text, or pass messages"
+            )
         return ids
 
     def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
@@ -319,17 +319,25 @@ def load_draft(
 ) -> Any:
     """A draft alone: training a head needs only its states. Arguments as in `from_pretrained`.
 
-    target  the loaded model that a draft of its states takes from what its folder lacks; None: it must hold all of it
+    target  the loaded model that a draft takes from what its folder lacks; None: it must hold all of it
     """
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
     check_device(device)
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    path = resolve(source)
-    if draft_formats.reads_target(path):
-        return _load_reader(Path(path), options["dtype"], target, device)
-    return _load_model(path, options, device)
+    return _load_draft(resolve(source), options, device, target)
+
+
+def _load_draft(source: str | Path, options: dict[str, Any], device: Device, target: Any) -> Any:
+    if draft_formats.reads_target(source):
+        return _load_reader(Path(source), options["dtype"], target, device)
+    return _load_model(source, options, device, target)
+
+
+def lacks_tokenizer(source: str | Path) -> bool:
+    """Whether a draft's folder is of a kind that has no tokenizer, for its target's is meant."""
+    return draft_formats.reads_target(source) or reduced.is_compact(source)
 
 
 def _load_reader(folder: Path, dtype: Any, target: Any, device: str) -> Any:
@@ -462,7 +470,7 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
     return {"device_map": "auto", **options, "quantization_config": bits}
 
 
-def _load_model(source: str | Path, options: dict[str, Any], device: str | None) -> Any:
+def _load_model(source: str | Path, options: dict[str, Any], device: str | None, target: Any = None) -> Any:
     import transformers
     from transformers import AutoModelForCausalLM
 
@@ -470,10 +478,12 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
         transformers.logging.disable_progress_bar()
     try:
         if reduced.is_reduced(source):
-            loaded: Any = reduced.load(Path(source), options["dtype"]), {"missing_keys": ()}
+            loaded: Any = reduced.load(Path(source), options["dtype"], target), {"missing_keys": ()}
         else:
             with gguf.LOADING:
                 loaded = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+    except InputError:
+        raise
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model, loading_info = loaded

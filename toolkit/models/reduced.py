@@ -5,7 +5,8 @@ output layer. Logits are scattered into V with -inf elsewhere, before penalties 
 That happens after the whole forward pass: what a model does to its logits (caps, scales) it does to those of the rows.
 
 On disk: weights, and the base model's config as reduced_config.json. There is no config.json, so that other libraries refuse
-the folder instead of filling the output layer with random numbers.
+the folder instead of filling the output layer with random numbers. A compact folder lacks the input embeddings, which are the
+target's, and the tokenizer; its config says which embeddings these are (EMBEDDINGS: a sketch of them).
 
 Shapes: V' kept tokens, V vocabulary, D hidden size.
 """
@@ -26,9 +27,11 @@ from torch import Tensor, nn
 from toolkit.engine.facts import check_evaluation, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
+from toolkit.models.fingerprint import Sketch, difference, tensor_sketch
 from toolkit.models.probe import check_same_logits, probe_text
 
 CONFIG, WEIGHTS, ROWS = "reduced_config.json", "model.safetensors", ".rows.weight"
+EMBEDDINGS = "target_embeddings"
 
 
 class ReducedOutput(nn.Module):
@@ -163,39 +166,71 @@ def _install(model: Any, output: ReducedOutput) -> None:
     model.output_size = output.size
 
 
-def save(folder: Path, model: Any) -> None:
-    """Write weights and config of a model with a reduced vocabulary."""
+def save(folder: Path, model: Any, compact: bool = False) -> None:
+    """Write weights and config of a model with a reduced vocabulary; `compact`: in bfloat16, without the input embeddings."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()
-    }  # some share their memory
+    config, state = model.config.to_dict(), dict(model.state_dict())
+    if compact:
+        config[EMBEDDINGS] = tensor_sketch(EMBEDDINGS, state.pop(_embeddings_name(model)))
+        state = {name: t.bfloat16() if t.is_floating_point() else t for name, t in state.items()}
+    state = {name: tensor.clone().contiguous() for name, tensor in state.items()}  # some share their memory
     save_file(state, folder / WEIGHTS, {"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(model.config.to_dict(), indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     model.generation_config.save_pretrained(folder)
+
+
+def _embeddings_name(model: Any) -> str:
+    """The name of the input embeddings among the model's weights."""
+    embeddings = model.get_input_embeddings()
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is embeddings)
 
 
 def is_reduced(source: str | Path) -> bool:
     return (Path(source) / CONFIG).is_file()
 
 
-def load(folder: Path, dtype: torch.dtype | str) -> Any:
-    """Read what `save` wrote, in a dtype ("auto": as stored). Errors are whatever the files' faults raise."""
+def is_compact(source: str | Path) -> bool:
+    """Whether a folder is of a draft that has its target's embeddings and tokenizer."""
+    return is_reduced(source) and EMBEDDINGS in json.loads((Path(source) / CONFIG).read_text("utf-8"))
+
+
+def load(folder: Path, dtype: torch.dtype | str, target: Any = None) -> Any:
+    """Read what `save` wrote, in a dtype ("auto": as stored). Errors are whatever the files' faults raise.
+
+    target  the loaded model that a compact draft takes its embeddings from
+    Raises InputError for a compact draft without its target, and beside another one.
+    """
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    state = load_file(folder / WEIGHTS)
-    config = AutoConfig.for_model(**json.loads((folder / CONFIG).read_text("utf-8")))
+    state, settings = load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text("utf-8"))
+    sketched = settings.pop(EMBEDDINGS, None)
+    config = AutoConfig.for_model(**settings)
     (name,) = (name.removesuffix(ROWS) for name in state if name.endswith(ROWS))
     num_rows, width = state[name + ROWS].shape
     stored = state[name + ROWS].dtype
     model: Any = AutoModelForCausalLM.from_config(config, dtype=stored if dtype == "auto" else dtype)
     rows = nn.Linear(width, num_rows, bias=f"{name}.rows.bias" in state, dtype=model.dtype)
     _install(model, ReducedOutput(rows, state[f"{name}.kept"], vocab_size(model)))
+    if sketched is not None:
+        state[_embeddings_name(model)] = _target_embeddings(folder, sketched, target)
     model.load_state_dict(state)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
+
+
+def _target_embeddings(folder: Path, sketched: Sketch, target: Any) -> Tensor:
+    """The embeddings [V, D] that a compact draft lacks. Raises InputError unless they are those that it was trained with."""
+    if target is None:
+        raise InputError(
+            f"{folder} has its target's embeddings: expected the target beside it, or its draft/ or draft_plain/"
+        )
+    embeddings: Tensor = target.get_input_embeddings().weight.detach().cpu()
+    if (reason := difference(sketched, tensor_sketch(EMBEDDINGS, embeddings))) is not None:
+        raise InputError(f"{folder} is another target's draft: {reason.replace(EMBEDDINGS, 'the table of embeddings')}")
+    return embeddings
 
 
 def whole_vocabulary(model: Any, output: Tensor, bias: Tensor | None = None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def run_stages(stages: Stages, root_dir: Path | str, folders: Mapping[str, Path]
     done = dict(folders or {})
     for name, stage in expand_stages(stages or {}).items():
         print(f"\n== {name}", flush=True)
-        config = _composed(stage, done, root_dir, stages)
+        config = compose_for(stage, done, root_dir, stages)
         done[name] = get_method(stage["run"])(config)
     return done
 
@@ -51,7 +51,7 @@ def plan_stages(stages: Stages, root_dir: Path | str, folders: Mapping[str, Path
 
     planned = dict(folders or {})
     for name, stage in expand_stages(stages or {}).items():
-        config = _composed(stage, planned, root_dir, stages)
+        config = compose_for(stage, planned, root_dir, stages)
         get_method(stage["run"])
         for key in ("prompts", "pair"):
             if isinstance(node := configs.plain(config).get(key), Mapping) and node.get("_target_"):
@@ -77,38 +77,27 @@ def _inherited(stage: Mapping[str, Any], config: Any, root_dir: Path | str) -> l
     return words
 
 
-def _composed(stage: Mapping[str, Any], folders: Mapping[str, Path], root_dir: Path | str, within: Any) -> Any:
-    overrides, inherit = stage.get("overrides", ()), stage.get("inherit", ())
-    return compose_for(stage["config"], overrides, folders, root_dir, within, inherit)
-
-
 def compose_for(
-    config_name: str,
-    overrides: Sequence[str],
-    folders: Mapping[str, Path | str],
-    root_dir: Path | str | None = None,
-    within: Any = None,
-    inherit: Sequence[str] = (),
+    stage: Mapping[str, Any], folders: Mapping[str, Path | str], root_dir: Path | str | None = None, within: Any = None
 ) -> Any:
     """The composed config of a stage, its output below `root_dir`, with folders instead of their names in braces.
 
-    within   a node of the config that the overrides come from. "${key}" is that config's text; so is
-             "${oc.select:key,default}", or the default
-    inherit  nodes of that config that replace the composed config's own, whole: [pair]
+    within  a node of the config that the stage comes from. In its overrides "${key}" is that config's text; so is
+            "${oc.select:key,default}", or the default. The nodes that it inherits replace the composed config's own
     """
     from omegaconf import OmegaConf
 
     from toolkit.config.check import check
 
-    marks = _Marks(folders)
-    words = [marks.put(str(word), within) for word in overrides]
+    marks, config_name = _Marks(folders), stage["config"]
+    words = [marks.put(str(word), within) for word in stage.get("overrides", ())]
     if root_dir is not None:
         words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
     config = configs.compose(config_name, words, checked=False)
     content = with_texts(marks.filled, OmegaConf.to_container(config, resolve=False))
     filled = OmegaConf.create(content, flags={"struct": True})
     root = within._get_root() if OmegaConf.is_config(within) else {}
-    for key in inherit:
+    for key in stage.get("inherit", ()):
         if root.get(key) is None or key not in filled:
             raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
         inherited = with_texts(configs.escaped, OmegaConf.to_container(root[key], resolve=True))

@@ -57,16 +57,3 @@ def joining(stage: Stage) -> Iterator[bool]:
         yield not stage.finished
     finally:
         lock.release(stage.folder, JOIN)
-
-
-@contextmanager
-def alone(folder: Path, name: str, cfg: commands.Shared) -> Iterator[None]:
-    """Let one process at a time work in a folder; the others wait. Nothing is locked where one process works alone."""
-    if cfg.world_size == 1:
-        yield
-        return
-    lock.take(folder, name, wait=True)
-    try:
-        yield
-    finally:
-        lock.release(folder, name)

@@ -149,7 +149,7 @@ def open_stage(
     follows  whether another process has opened the stage for this one, too: nothing is deleted, locked or begun
     Raises InputError if another process works there, the folder cannot be written, or a file of finished work is damaged.
     """
-    stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), _overwrites(cfg)
+    stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), configs.plain(cfg).get("overwrite") is True
     stage.shared = shared
     if follows:
         return stage
@@ -188,7 +188,7 @@ def finished_stage(
 
     Arguments as for `open_stage`. Raises InputError if a file of finished work is damaged.
     """
-    if _overwrites(cfg):
+    if configs.plain(cfg).get("overwrite") is True:
         return None
     stage = _described(name, cfg, inputs, ignore)
     try:
@@ -207,13 +207,6 @@ def check_some_done(failed: int, total: int, reason: Any, folder: Path) -> None:
     """Raises InputError if every prompt of a run has failed: its command ends with exit code 1."""
     if total and failed == total:
         raise InputError(f"every one of {total} prompts failed, first: {reason}; the rows are in {folder}")
-
-
-def _overwrites(cfg: Config) -> bool:
-    value = configs.plain(cfg).get("overwrite", False)
-    if not isinstance(value, bool):
-        raise InputError(f"overwrite: expected true or false, got {value!r}")
-    return value
 
 
 def _described(name: str, cfg: Config, inputs: Sequence[Path | str], ignore: Sequence[str], ask: bool = False) -> Stage:

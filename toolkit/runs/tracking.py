@@ -38,9 +38,8 @@ UNNAMED = (
     "paths", "hydra", "logger", "overwrite", "track", "tags", "ckpt_path", "before", "after", "batch_size", "export",
 )  # fmt: skip  # keys that do not say what sets a run apart
 LINKS = ("latest-run", "debug.log", "debug-internal.log")  # that wandb makes beside its runs
-MODES: tuple[Mode, ...] = ("online", "offline", "disabled")
-OTHER_MODES: dict[str, Mode] = {"run": "online", "shared": "online", "dryrun": "offline"}
-SPELLINGS: dict[str, Mode] = OTHER_MODES | {mode: mode for mode in MODES}
+SPELLINGS: dict[str, Mode] = {"online": "online", "offline": "offline", "disabled": "disabled",
+                              "run": "online", "shared": "online", "dryrun": "offline"}  # fmt: skip
 _tags: tuple[str, ...] = ()  # of the experiment under way
 
 

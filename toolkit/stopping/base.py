@@ -31,6 +31,8 @@ class StoppingPolicy:
     reads_states       True: it reads the draft's hidden states (trained heads do)
     needs_draft_model  False: it reads no distribution and no state of a draft, so that tokens may come from elsewhere
     reads_matches      True: it decides on copied tokens, by their match (`Step.match`)
+    reads_context      True: its state holds `context`, the tokens of the row's prompt and text before the round [B] float,
+                       which the loop writes there (`in_context`)
     plans_copies       True: it chooses how many copied tokens are sent, all of which are known (`plan`)
     couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
                        distribution, independently of the others, but which text it gets depends on the batch
@@ -41,6 +43,7 @@ class StoppingPolicy:
     needs_draft_model: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
     reads_matches: ClassVar[bool] = False
+    reads_context: ClassVar[bool] = False
     plans_copies: ClassVar[bool] = False
     uses_history: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = False
@@ -98,13 +101,18 @@ class StoppingPolicy:
         return state
 
 
+def in_context(policy: StoppingPolicy, state: State, context: Tensor | None) -> State:
+    """The state before a round of rows after this many tokens [B], as policies that read it need it; None: not known."""
+    return {**state, "context": context.float()} if policy.reads_context and context is not None else state
+
+
 def with_fresh(policy: StoppingPolicy, state: State, row: int) -> State:
     """The state with one row as a prompt starts it. The tensors are new: those of a policy may share memory between rows."""
     if not state:
         return state
     device = next(iter(state.values())).device
     fresh, at = policy.init(1, device), tensor_on(device, [row])
-    return {key: value.index_copy(0, at, fresh[key].to(value.dtype)) for key, value in state.items()}
+    return {key: value.index_copy(0, at, fresh[key].to(value.dtype)) for key, value in state.items() if key in fresh}
 
 
 class ReadEstimator(Protocol):

@@ -17,7 +17,8 @@ live rows' running acceptance rate a. A round drafts iff for some depth d
 
 Otherwise it has depth 0, which is autoregressive decoding. lambda is what the live rows' texts have reached so far. Before
 any round it is the rate of the best fixed depth, by the assumed acceptance rate. Costs come from a table, never from a
-clock, so equal batches give equal texts. The unit of cost is a round of autoregressive decoding with this many slots.
+clock, so equal batches give equal texts; they are those of the longest live row's context. The unit of cost is a round of
+autoregressive decoding with this many slots.
 
 A row's text depends on its neighbours, but its distribution does not. The depth of a round is decided before its acceptance
 draws are looked at (`couples_rows`).
@@ -37,6 +38,7 @@ from toolkit.costs.load import LoadCost, table_of
 from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, entry_probs
+from toolkit.stopping.prices import PriceTable
 from toolkit.types import Drafted, Step, Verified
 
 COUNTS = ("accepted", "tried", "tokens", "cost")  # of a row's text so far
@@ -66,12 +68,14 @@ class BatchRate(StoppingPolicy):
     memory: Annotated[float, Between(0, 1e9, "(]")] = 20.0
     deepest: int = 20
     table: LoadCost | None = None
-    _planned: dict[int, tuple[Tensor, Tensor, float]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
+    _planned: dict[int, PriceTable] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
+
+    @property
+    def reads_context(self) -> bool:  # type: ignore[override]
+        return self.table is not None and len(self.table.contexts) > 1
 
     def within(self, max_drafted: int) -> BatchRate:
         return replace(self, deepest=max_drafted)
@@ -88,7 +92,11 @@ class BatchRate(StoppingPolicy):
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         if not len(live):
             return state, live
-        extra, depths, start = self._costs(len(live), live.device)
+        if "context" in state:  # the batch's, from here on
+            longest = torch.where(live, state["context"], 0.0).amax()
+            state = {**state, "context": longest.expand(len(live))}
+        extra, depths = self._costs(state)
+        start = self._best_fixed(extra)
         weight = live.to(extra.dtype)
         accepted, tried, tokens, cost = (torch.dot(weight, state[name]) for name in COUNTS)
         acceptance = (accepted + self.memory * self.acceptance) / (tried + self.memory)
@@ -99,7 +107,7 @@ class BatchRate(StoppingPolicy):
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
-        extra, depths, _ = self._costs(len(step.live), step.live.device)
+        extra, depths = self._costs(state)
         survival, following = entry_probs(self.estimator, step, state["survival"] if step.depth > 1 else None)
         first = min(step.depth, self.deepest - 1)
         price = extra[first : first + 1 if self.costs is None else None].cumsum(0)  # equal ones pay for no earlier one
@@ -109,25 +117,25 @@ class BatchRate(StoppingPolicy):
         return {**state, "survival": survival}, (gained * ahead > state["rate"][0] * price).any().expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
-        extra, _, _ = self._costs(len(state["cost"]), verdict.length.device)
+        extra, _ = self._costs(state)
         tried = torch.minimum(verdict.length + 1, proposal.num_drafted)
         spent = 1 + extra[: proposal.num_nodes].sum()
         counts = zip(COUNTS, (verdict.length, tried, verdict.length + 1, spent), strict=True)
         return {**state, **{name: state[name] + more for name, more in counts}}
 
-    def _costs(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor, float]:
-        """Quantities that follow from the costs of a batch of one size, planned to depth D.
-
-        Returns C(1) - C(0) .. C(D) - C(D - 1) [D], the depths 1 .. D [D], and the tokens per cost of the best fixed depth.
-        """
+    def _costs(self, state: State) -> tuple[Tensor, Tensor]:
+        """C(1) - C(0) .. C(D) - C(D - 1) of a batch of this state's rows [D], and the depths 1 .. D [D]."""
         assert self.table is not None, "bind the policy to a pair first"
+        batch, device = len(state["cost"]), state["cost"].device
         if batch not in self._planned:
             self.table.warn(self.costs, [batch])
-            seconds = [self.table.round(batch, depth, self.table.middle) for depth in range(self.deepest + 1)]
-            cost = [of_depth / seconds[0] for of_depth in seconds]
-            tokens = [sum(self.acceptance**j for j in range(depth + 1)) for depth in range(self.deepest + 1)]
-            start = max(produced / spent for produced, spent in zip(tokens, cost, strict=True))
-            extra = [cost[depth + 1] - cost[depth] for depth in range(self.deepest)]
-            depths = [float(depth) for depth in range(1, self.deepest + 1)]
-            self._planned[batch] = floats_on(device, extra), floats_on(device, depths), start
-        return self._planned[batch]
+            self._planned[batch] = PriceTable.of(self.table, batch, self.deepest, flat=False)
+        context = state["context"][:1] if "context" in state else None
+        extra = self._planned[batch].at(context, device).tokens[0]
+        return extra, floats_on(device, [float(depth) for depth in range(1, self.deepest + 1)])
+
+    def _best_fixed(self, extra: Tensor) -> Tensor:
+        """The tokens per cost of the best fixed depth, by the assumed acceptance, []."""
+        depths = floats_on(extra.device, [float(depth) for depth in range(self.deepest + 1)])
+        tokens, cost = (self.acceptance**depths).cumsum(0), torch.nn.functional.pad(extra, (1, 0)).cumsum(0) + 1
+        return (tokens / cost).amax()

@@ -30,10 +30,9 @@ from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import table_of
 from toolkit.costs.table import CostTable
-from toolkit.engine.device import floats_on
 from toolkit.stopping.base import CopyEstimator, DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.stopping.lookup_rate import LookupRate
-from toolkit.stopping.prices import Prices
+from toolkit.stopping.prices import Prices, PriceTable
 from toolkit.types import Drafted, Match, Step, Verified
 
 FURTHEST = 64  # tokens that a draft has not read, at most, in its cost
@@ -53,8 +52,7 @@ class BestSource(StoppingPolicy):
     evidence     drafted tokens that `acceptance` counts for
     initial_rate  lambda of a text that begins
     memory       target forward passes that `initial_rate` counts for
-    deepest, lookup, reading  the deepest round, the rule for copies, and what a draft forward pass costs by the tokens
-                 that it has not read: set by `within` and `bind`
+    deepest, lookup  the deepest round, and the rule for copies with the prices: set by `within` and `bind`
     """
 
     reads_states: ClassVar[bool] = True
@@ -72,7 +70,6 @@ class BestSource(StoppingPolicy):
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
     deepest: int = 20
     lookup: LookupRate | None = None
-    reading: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
@@ -82,19 +79,18 @@ class BestSource(StoppingPolicy):
 
     def bind(self, pair: object) -> BestSource:
         table = table_of(self.costs, self.cost_ratio, self.column_cost, [self.batch_size], self.deepest + 1)
-        plain = table.target(self.batch_size, 1, table.middle)
-        reading = [table.draft(self.batch_size, width + 1, table.middle) / plain for width in range(FURTHEST + 1)]
         lookup = LookupRate(
             self.copies, self.costs, self.column_cost, self.batch_size, self.initial_rate, self.memory, self.deepest
         )
-        prices = Prices.of(table, self.batch_size, self.deepest, self.costs is None)
-        lookup = replace(lookup.bind(pair), prices=prices)
-        return replace(self, estimator=self.estimator.bind(pair), lookup=lookup, reading=tuple(reading))
+        prices = PriceTable.of(table, self.batch_size, self.deepest, self.costs is None, FURTHEST)
+        return replace(self, estimator=self.estimator.bind(pair), lookup=replace(lookup.bind(pair), prices=prices))
 
     @property
-    def _prices(self) -> Prices:
-        assert self._copying.prices is not None
-        return self._copying.prices
+    def reads_context(self) -> bool:  # type: ignore[override]
+        return self.lookup is not None and self.lookup.reads_context
+
+    def _prices(self, state: State) -> Prices:
+        return self._copying.prices_at(state)
 
     def _acceptance(self, state: State) -> Tensor:
         """The posterior mean of the acceptance of the draft model's tokens [B]."""
@@ -116,11 +112,8 @@ class BestSource(StoppingPolicy):
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         """The new state, and whether the draft model drafts [B]; where it does not, what was copied is sent."""
-        rate, acceptance = (state["tokens"] / state["cost"]).unsqueeze(1), self._acceptance(state)
-        depths = floats_on(live.device, [float(depth) for depth in range(1, self.deepest + 1)])
-        price = floats_on(live.device, [self.reading[0] + column for column in self._prices.columns]).cumsum(0)
-        worth = ((acceptance.unsqueeze(1) ** depths).cumsum(1) - rate * price).amax(1)
-        worth = worth - rate.squeeze(1) * self._catching_up(state)
+        rate, prices = state["tokens"] / state["cost"], self._prices(state)
+        worth = prices.worth(self._acceptance(state), rate) - rate * prices.catching_up(state["unread"])
         return {**state, "survival": torch.ones_like(worth)}, live & (worth > state["gain"].clamp(min=0))
 
     def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
@@ -128,12 +121,13 @@ class BestSource(StoppingPolicy):
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         survival, following = entry_probs(self.estimator, step, state["survival"])
-        go_on = self._prices.pay(following, self._acceptance(state), state["tokens"] / state["cost"], step.depth)
+        go_on = self._prices(state).pay(following, self._acceptance(state), state["tokens"] / state["cost"], step.depth)
         return {**state, "survival": survival}, go_on
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
-        drafted = proposal.num_calls > 0
-        spent = proposal.num_calls * self.reading[0] + torch.where(drafted, self._catching_up(state), 0.0)
+        drafted, prices = proposal.num_calls > 0, self._prices(state)
+        behind = torch.where(drafted, prices.catching_up(state["unread"]), 0.0)
+        spent = proposal.num_calls * prices.forward + behind
         verified = torch.where(drafted, torch.minimum(verdict.length + 1, proposal.num_drafted), 0)
         after = self._copying.observe(proposal, verdict, state)
         return {
@@ -144,8 +138,3 @@ class BestSource(StoppingPolicy):
             "accepted": state["accepted"] + torch.where(drafted, verdict.length, 0),
             "unread": torch.where(drafted, 0.0, state["unread"] + verdict.length + 1),
         }
-
-    def _catching_up(self, state: State) -> Tensor:
-        """What the draft's first forward pass costs more for the tokens that it has not read [B], in target forward passes."""
-        more = floats_on(state["unread"].device, [width - self.reading[0] for width in self.reading])
-        return more[state["unread"].long().clamp(max=FURTHEST)]

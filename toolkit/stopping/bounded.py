@@ -51,6 +51,10 @@ class Bounded(StoppingPolicy):
         return self.policy.reads_matches
 
     @property
+    def reads_context(self) -> bool:  # type: ignore[override]
+        return self.policy.reads_context
+
+    @property
     def reads_states(self) -> bool:  # type: ignore[override]
         return self.policy.reads_states
 

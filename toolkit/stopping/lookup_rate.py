@@ -27,7 +27,7 @@ from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.sampling import first_maximum
 from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy
-from toolkit.stopping.prices import Prices
+from toolkit.stopping.prices import Prices, PriceTable
 from toolkit.types import Drafted, Match, Verified
 
 
@@ -54,7 +54,7 @@ class LookupRate(StoppingPolicy):
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
     deepest: int = 20
-    prices: Prices | None = None
+    prices: PriceTable | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
@@ -64,8 +64,17 @@ class LookupRate(StoppingPolicy):
 
     def bind(self, pair: object) -> LookupRate:
         table = table_of(self.costs, 0.0, self.column_cost, [self.batch_size], self.deepest + 1)
-        prices = Prices.of(table, self.batch_size, self.deepest, self.costs is None)
+        prices = PriceTable.of(table, self.batch_size, self.deepest, self.costs is None)
         return replace(self, estimator=self.estimator.bind(pair), prices=prices)
+
+    @property
+    def reads_context(self) -> bool:  # type: ignore[override]
+        return self.prices is not None and self.prices.by_context
+
+    def prices_at(self, state: State) -> Prices:
+        """The prices of rows at their contexts."""
+        assert self.prices is not None, "bind the policy to a pair first"
+        return self.prices.at(state.get("context"), state["gain"].device)
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: tokens and cost of the text's rounds so far, and the round's gain.
@@ -83,8 +92,7 @@ class LookupRate(StoppingPolicy):
         probs = self.estimator.prob(Match(*(column[:, :count] for column in columns)), depths)
         survival, rate = torch.ones_like(state["gain"]), state["tokens"] / state["cost"]
         gains = []
-        assert self.prices is not None, "bind the policy to a pair first"
-        for prob, column in zip(probs.unbind(1), self.prices.columns, strict=False):
+        for prob, column in zip(probs.unbind(1), self.prices_at(state).columns.unbind(1), strict=False):
             survival = survival * prob
             gains.append((survival - rate * column).double())
         sums = torch.stack([torch.zeros_like(rate).double(), *gains], 1).cumsum(1)
@@ -93,9 +101,8 @@ class LookupRate(StoppingPolicy):
         return {**state, "gain": sums.amax(1).float()}, first_maximum(sums)
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
-        assert self.prices is not None, "bind the policy to a pair first"
         return {
             "gain": torch.zeros_like(state["gain"]),
             "tokens": state["tokens"] + verdict.length + 1,
-            "cost": state["cost"] + 1 + self.prices.read(proposal.num_drafted),
+            "cost": state["cost"] + 1 + self.prices_at(state).read(proposal.num_drafted),
         }

@@ -30,7 +30,7 @@ from toolkit.config.values import check_ranges
 from toolkit.costs.load import table_of
 from toolkit.costs.table import CostTable
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
-from toolkit.stopping.prices import Prices
+from toolkit.stopping.prices import Prices, PriceTable
 from toolkit.types import Drafted, Step, Verified
 
 
@@ -60,7 +60,7 @@ class Rate(Thresholded):
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
     evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0
     deepest: int = 20
-    prices: Prices | None = None
+    prices: PriceTable | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
@@ -68,6 +68,10 @@ class Rate(Thresholded):
     @property
     def uses_history(self) -> bool:  # type: ignore[override]
         return self.rate is None or self.costs is not None
+
+    @property
+    def reads_context(self) -> bool:  # type: ignore[override]
+        return self.prices is not None and self.prices.by_context
 
     @property
     def level(self) -> float:
@@ -81,8 +85,9 @@ class Rate(Thresholded):
         if self.costs is None:
             return replace(self, estimator=estimator)
         table = table_of(self.costs, self.cost_ratio, 0.0, [self.batch_size], self.deepest + 1)
-        prices = Prices.of(table, self.batch_size, self.deepest, flat=False)
-        return replace(self, estimator=estimator, cost_ratio=prices.forward, prices=prices)
+        return replace(
+            self, estimator=estimator, prices=PriceTable.of(table, self.batch_size, self.deepest, flat=False)
+        )
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far.
@@ -99,7 +104,11 @@ class Rate(Thresholded):
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         if self.prices is None:
             return super().begin(live, state)
-        return state, live & self._pays(self.prices, self._acceptance(state), state, 0)
+        return state, live & self._pays(self._prices(state), self._acceptance(state), state, 0)
+
+    def _prices(self, state: State) -> Prices:
+        assert self.prices is not None
+        return self.prices.at(state.get("context"), state["survival"].device)
 
     def _acceptance(self, state: State) -> Tensor:
         """The posterior mean of the acceptance of the prompt's drafted tokens [B]."""
@@ -114,7 +123,7 @@ class Rate(Thresholded):
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
         if self.prices is not None:
-            return state, self._pays(self.prices, score, state, step.depth)
+            return state, self._pays(self._prices(state), score, state, step.depth)
         if self.rate is not None:
             return state, score >= self.level
         return state, score >= state["tokens"] / state["cost"] * self.cost_ratio
@@ -133,6 +142,9 @@ class Rate(Thresholded):
             fresh |= {"verified": state["verified"] + verified, "accepted": state["accepted"] + verdict.length}
         if self.rate is not None:
             return fresh
-        cost = proposal.num_calls * self.cost_ratio + 1
-        cost = cost if self.prices is None else cost + self.prices.read(proposal.num_drafted)
+        if self.prices is None:
+            cost = proposal.num_calls * self.cost_ratio + 1
+        else:
+            prices = self._prices(state)
+            cost = proposal.num_calls * prices.forward + 1 + prices.read(proposal.num_drafted)
         return {**fresh, "tokens": state["tokens"] + verdict.length + 1, "cost": state["cost"] + cost}

@@ -39,20 +39,21 @@ class Copies:
         end_ids: Sequence[int],
     ):
         self.proposer, self.max_drafted = _Recalled([]), most
-        room, left = list[int](), list[int]()
+        room, left, context = list[int](), list[int](), list[int]()
         for prompt, produced in sequences:
             whole = [*map(int, prompt), *map(int, produced)]
             for number in range(len(produced)):
                 start = len(prompt) + number
                 room.append(min(max_new_tokens - number - 1, most))
                 left.append(len(produced) - number)
+                context.append(start)
                 copy = NOTHING if proposer is None else proposer.lookup(whole[:start], room[-1], end_ids)
                 pairs = zip(copy.tokens, whole[start:], strict=False)
                 agreeing = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
                 self.proposer.copies.append((copy, agreeing))
         self.text_first = torch.tensor([0, *(len(produced) for _, produced in sequences)]).cumsum(0)
         run = torch.tensor([agreeing for _, agreeing in self.proposer.copies])
-        self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room), run)
+        self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room), run, torch.tensor(context))
 
     @property
     def num_texts(self) -> int:
@@ -85,7 +86,7 @@ class Copies:
         """
         room = self.geometry.room[starts]
         room = room if busy is None else torch.where(busy, room, 0)
-        state, begins = policy.begin(room > 0, state)
+        state, begins = policy.begin(room > 0, self.geometry.in_context(policy, state, starts))
         copied, _, state = self.round(starts, room, policy, state, begins)
         return copied, torch.zeros_like(copied), state
 

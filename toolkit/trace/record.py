@@ -385,6 +385,7 @@ class Recorder:
             text_first=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
             room=torch.tensor([self.room] * len(batch)),
             rows=torch.tensor([text.row for text in batch]),
+            prompt_lengths=torch.tensor([len(text.prompt) for text in batch]),
             roll_first=roll_first,
             roll_length=roll_length,
             text_tokens=torch.tensor([token for text in batch for token in text.produced], dtype=torch.int32),

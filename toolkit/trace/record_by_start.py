@@ -240,6 +240,7 @@ class _Chains:
             text_first=torch.tensor([0, size]),
             room=torch.tensor([self.recorder.room]),
             rows=torch.tensor([self.text.row]),
+            prompt_lengths=torch.tensor([len(self.text.prompt)]),
             roll_first=torch.where(lengths > 0, begins, 0),
             roll_length=lengths.int(),
             run=self.run.int().cpu(),

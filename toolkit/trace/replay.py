@@ -22,7 +22,7 @@ from torch import Tensor
 
 from toolkit import metrics
 from toolkit.decoding.proposers.base import where_active
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State
 from toolkit.trace import Trace
@@ -109,7 +109,7 @@ def draft(
     _check_limit(trace, policy.limit)
     live = geometry.room[starts] > 0
     live = live if busy is None else live & busy
-    state, begins = policy.begin(live, state)
+    state, begins = policy.begin(live, geometry.in_context(policy, state, starts))
     drafting = begins & live
     num_drafted, num_calls = torch.zeros_like(starts), torch.zeros_like(starts)
     depth = 0
@@ -162,11 +162,13 @@ def replay_rounds(
     if policy.reads_matches and copies is None and isinstance(trace, Trace):
         raise InputError("this policy decides on copied tokens, and a recording holds none: expected the texts with it")
     geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
+    where = geometry if copies is None else copies.geometry  # old recordings do not tell contexts
+    _say_what_contexts_lack(policy, where)
     first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
     at, state = first.clone(), policy.init(trace.num_texts, torch.device("cpu"))
     while bool((alive := at < end).any()):
         starts = torch.where(alive, at, first).clamp(max=trace.num_positions - 1)
-        before = state
+        before = state = where.in_context(policy, state, starts)
         if copies is not None:
             room = torch.where(alive, geometry.room[starts], 0).clamp(max=policy.limit)
             num_copied, agreeing, before = copies.round(starts, room, policy, state, room > 0)
@@ -189,6 +191,7 @@ def by_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
     _check_memoryless(policy)
     _check_alone(policy)
     geometry = Geometry.of(trace)
+    _say_what_contexts_lack(policy, geometry)
     starts = torch.arange(trace.num_positions)
     state = policy.init(len(starts), torch.device("cpu"))
     num_drafted, num_calls, _ = draft(trace, geometry, starts, policy, state)
@@ -325,6 +328,14 @@ def _check_limit(trace: Trace, limit: int | None) -> None:
         raise InputError(
             f"the policy may draft {limit} tokens in a round, the trace was recorded for {trace.max_drafted}: "
             f"bound it by max_drafted={trace.max_drafted}, or record again"
+        )
+
+
+def _say_what_contexts_lack(policy: StoppingPolicy, geometry: Geometry) -> None:
+    if policy.reads_context and geometry.context is None:
+        warn(
+            "this recording, of an older version, does not hold the prompts' lengths: costs are read at the middle of their "
+            "contexts; record it again to replay what decoding decides"
         )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
+from toolkit.stopping.base import State, StoppingPolicy, in_context
 from toolkit.trace.trace import OLDER, Rows, Trace
 from toolkit.types import STEP_NAMES, UNDRAWN, History
 
@@ -29,6 +30,7 @@ class Geometry:
     room   how many tokens a round may draft there
     edge   positions that a round follows before it gets to a roll-out: up to the first rejected one or the text's last; in
            recordings by start none but its first
+    context tokens of prompt and text before it; None: the recording does not tell
     steps  index and existence [M + 1, P] each, as `step_at` gives them for every start and depth; None: not worked out
     """
 
@@ -36,7 +38,12 @@ class Geometry:
     left: Tensor
     room: Tensor
     edge: Tensor
+    context: Tensor | None = None
     steps: tuple[Tensor, Tensor] | None = None
+
+    def in_context(self, policy: StoppingPolicy, state: State, starts: Tensor) -> State:
+        """The state before rounds from `starts` [B], as live decoding gives it to a policy that reads the context's length."""
+        return in_context(policy, state, None if self.context is None else self.context[starts])
 
     def with_steps(self, trace: Trace) -> Geometry:
         """The same with `steps` worked out, which is faster where `step_at` is called often for few starts at a time."""
@@ -52,11 +59,14 @@ class Geometry:
         end = trace.text_first[1:][text]
         left = end - position
         room = (trace.room[text] - (position - trace.text_first[:-1][text])).clamp(min=0)
+        context = None
+        if trace.prompt_lengths is not None:
+            context = trace.prompt_lengths[text] + position - trace.text_first[:-1][text]
         if trace.run is not None:
-            return cls(torch.minimum(trace.run.long(), left), left, room, torch.zeros_like(left))
+            return cls(torch.minimum(trace.run.long(), left), left, room, torch.zeros_like(left), context)
         rejected = torch.where(trace.accepted, trace.num_positions, position)
         run = torch.minimum(rejected.flip(0).cummin(0).values.flip(0), end) - position
-        return cls(run, left, room, torch.minimum(run, left - 1))
+        return cls(run, left, room, torch.minimum(run, left - 1), context)
 
 
 def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.files.text import first_line
 from toolkit.types import SMALLEST
 
+PER_TEXT = ("room", "rows", "prompt_lengths")
 PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "run", "target_entropy", "text_tokens", "text_prob")
 
 OLDER = "this recording does not hold the texts' own tokens, which heads with earlier positions read: record it again"
@@ -75,6 +76,7 @@ class Trace:
     text_first [T+1]    first position of each text; the last entry is P
     room [T]            most positions of the text that can hold a draft: its length limit less one for the extra token
     rows [T]            row of the responses
+    prompt_lengths [T]  tokens of each text's prompt; None in recordings of older versions
     accepted [P]        whether the position's drafted token is the text's
     chance [P]          probability of that, min(1, q/p) of the text's token
     roll_first [P]      first step of the roll-out after a rejected position, and after a text's last one where a stop
@@ -125,6 +127,7 @@ class Trace:
     target_prob: Tensor | None = None
     run: Tensor | None = None
     blocks: bool = False
+    prompt_lengths: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -236,9 +239,7 @@ class Trace:
         positions, number = steps[: self.num_positions], steps.cumsum(0) - 1
         values: dict[str, Any] = {}
         for name, value in _tensors(self, but=("text_first", "roll_first")).items():
-            values[name] = value[
-                sequences if name in ("room", "rows") else positions if name in PER_POSITION else steps
-            ]
+            values[name] = value[sequences if name in PER_TEXT else positions if name in PER_POSITION else steps]
         values["text_first"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         values["roll_first"] = torch.where(self.roll_length > 0, number[self.roll_first.clamp(max=len(number) - 1)], 0)[
             positions
@@ -299,8 +300,9 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         raise InputError("expected at least one trace, got none")
     if len(traces) == 1:
         return traces[0]
-    if any(trace.target_prob is None for trace in traces):  # files that an older version has begun lack it
-        traces = [replace(trace, target_prob=None) for trace in traces]
+    for name in ("target_prob", "prompt_lengths"):  # files that an older version has begun lack them
+        if any(getattr(trace, name) is None for trace in traces):
+            traces = [replace(trace, **{name: None}) for trace in traces]
     first = traces[0]
     optional = ("hidden", "text_tokens", "run")
     held = [
@@ -337,7 +339,7 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
 def _joined(name: str, values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
     if name == "text_first":
         return torch.cat([*(value[:-1] for value in values[:-1]), values[-1]])
-    if name in ("room", "rows", *PER_POSITION):
+    if name in (*PER_TEXT, *PER_POSITION):
         return torch.cat(values)
     return torch.cat(_in_order(values, traces))
 

@@ -187,6 +187,7 @@ class TracedData(ExampleData):
     validation_fraction  of the texts; the replicates of a text stay together
     shuffle, seed        a new order of the training texts for every epoch
     hard_labels          train on the recording's acceptance draws, 0 or 1, instead of their probabilities
+    positions            so many, of texts in a random order; the validation texts are of these; None: all
 
     Raises InputError if the folder is not finished, holds no states, or the draft is another one.
     """
@@ -202,10 +203,11 @@ class TracedData(ExampleData):
         shuffle: bool = True,
         seed: int = 0,
         hard_labels: bool = False,
+        positions: Annotated[int, AtLeast(1)] | None = None,
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
         self.hard_labels, self.head_inputs, self.reads_state = hard_labels, Inputs(), False
-        self.validation_fraction = validation_fraction
+        self.validation_fraction, self.positions = validation_fraction, positions
         check_ranges(self, "data.")
         check_final_states(self.summary, path)
 
@@ -217,10 +219,14 @@ class TracedData(ExampleData):
             raise InputError(f"the traces in {self.path} hold no hidden states: record them with hidden=true")
         generator = torch.Generator().manual_seed(0)  # the split does not depend on the training's seed
         different = trace.rows.unique()  # each text once, whatever the replicates
-        num_held_out = round(len(different) * self.validation_fraction)
-        held_out = different[torch.randperm(len(different), generator=generator)[:num_held_out]]
-        validation = torch.isin(trace.rows, held_out)
-        for name, chosen in (("train", ~validation), ("validation", validation)):
+        different = different[torch.randperm(len(different), generator=generator)]
+        if self.positions is not None:
+            lengths = torch.zeros(int(different.max()) + 1, dtype=torch.long).index_add_(0, trace.rows, trace.lengths())
+            before = lengths[different].cumsum(0) - lengths[different]
+            different = different[before < self.positions]
+        held_out = different[: round(len(different) * self.validation_fraction)]
+        validation, used = torch.isin(trace.rows, held_out), torch.isin(trace.rows, different)
+        for name, chosen in (("train", used & ~validation), ("validation", validation)):
             sequences = chosen.nonzero().squeeze(1).tolist()
             if not sequences:
                 raise InputError(f"{self.path}: {len(different)} texts leave none for the {name} split; record more")

@@ -7,12 +7,16 @@ import pytest
 import torch
 
 from analysis.heads import run
-from analysis.replay.fit_statistics import Samples, fitted, samples
+from analysis.replay.fit_samples import Samples, samples
+from analysis.replay.fit_statistics import fitted
 from analysis.tables.files import read_table
 from data_gen import responses, traces
 from toolkit import ModelPair, config, generate
+from toolkit.acceptance import PrereadEstimator, StatisticsEstimator
+from toolkit.acceptance.folder import head_hash
 from toolkit.acceptance.statistics import NUMBERS
 from toolkit.errors import InputError
+from toolkit.trace.steps import RecordedStep
 from toolkit.trace.store import read_traces
 
 
@@ -21,7 +25,7 @@ def recorded(tmp_path_factory):
     root = tmp_path_factory.mktemp("statistics")
     words = ["prompts=toy_math", "prompts.split=train", "prompts.limit=32", "sampling.max_new_tokens=32"]
     answers = responses.run(config.compose("responses", [*words, f"paths.root_dir={root}"]))
-    words = [f"responses={answers}", "max_drafted=1", "heads={}", f"paths.root_dir={root}"]
+    words = [f"responses={answers}", "max_drafted=1", "hidden=true", "heads={}", f"paths.root_dir={root}"]
     return traces.run(config.compose("traces", words))
 
 
@@ -87,3 +91,67 @@ def test_what_cannot_be_fitted_is_one_line(trace, recorded, tmp_path):
         fitted(numbers[:4], torch.tensor([1, 2, 3, 1]), labels[:4], list(NUMBERS))
     with pytest.raises(InputError, match="expected folders of data_gen.traces"):
         fit([], tmp_path)
+
+
+METRICS = """vllm:spec_decode_num_drafts_total{model_name="m"} 1000.0
+vllm:spec_decode_num_draft_tokens_total{model_name="m"} 2000.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="0"} 400.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="m",position="1"} 80.0
+"""
+
+
+def test_heads_are_copied_with_their_calibration(recorded, tmp_path):
+    head = ModelPair.toy().head
+    words = [
+        f"calibration=[{recorded}]",
+        f"heads=[{head}]",
+        "max_drafted=3",
+        f"paths.root_dir={tmp_path}",
+        "track=false",
+    ]
+    folder = run(config.compose("heads", words))
+    table = read_table(folder, "calibration")
+    assert set(table.output) == {"read", "drawn", "following"} and {"all", "1", "2", "3"} <= set(table.depth)
+    whole = table[table.depth == "all"].set_index("output")
+    assert whole.log_loss_calibrated["read"] < whole.log_loss["read"]
+    (copied,) = (path for path in folder.iterdir() if path.is_dir())
+    calibrated = PrereadEstimator(str(copied)).bind(ModelPair.toy())
+    assert len(calibrated.calibration.outputs["drawn"].scales) == 3
+    assert head_hash(copied) == head_hash(head)  # recorded logits stay theirs
+    (produced,) = generate(ModelPair.toy(), ["Q: 3 + 4\nA:"], "rate", head=str(copied), max_new_tokens=8, seed=1)
+    assert produced.counts.num_generated > 0
+
+
+def test_statistics_are_calibrated_by_recordings_or_by_the_counts_of_an_engine(recorded, tmp_path):
+    counts = tmp_path / "metrics.txt"
+    counts.write_text(METRICS)
+    folder = fit([str(recorded)], tmp_path, "max_drafted=2", f"counts={counts}")
+    estimator = StatisticsEstimator(str(folder / "statistics.json")).bind(None)
+    part = samples(read_traces(recorded), 2)
+    for depth, rate in ((1, 0.4), (2, 0.2)):
+        step = RecordedStep(read_traces(recorded), depth, part.steps[part.depth == depth])
+        assert float(estimator.drawn_probs(step)[0].mean()) == pytest.approx(rate, abs=0.03)
+        assert float(estimator.position_prob(step).mean()) == pytest.approx(rate, abs=0.03)
+    table = read_table(fit([str(recorded)], tmp_path, f"calibration=[{recorded}]"), "scores")
+    assert (table.ECE_calibrated - table.ECE)[table.depth == "all"].mean() < 0.01
+    with pytest.raises(InputError, match="not both"):
+        fit([str(recorded)], tmp_path, f"calibration=[{recorded}]", f"counts={counts}")
+
+
+def test_a_recording_of_another_temperature_is_warned_of_with_how_far_it_is_off(recorded, tmp_path):
+    words = ["prompts=toy_math", "prompts.split=train", "prompts.limit=8", "sampling.max_new_tokens=24"]
+    words += ["sampling.temperature=0", f"paths.root_dir={tmp_path}"]
+    answers = responses.run(config.compose("responses", words))
+    words = [f"responses={answers}", "max_drafted=1", "heads={}", f"paths.root_dir={tmp_path}"]
+    greedy = traces.run(config.compose("traces", words))
+    with pytest.warns(
+        RuntimeWarning, match=r"another temperature .*: on its .* mean estimate is 0\.\d+, .* ECE 0\.\d+"
+    ):
+        fit([str(recorded), str(greedy)], tmp_path)
+
+
+def test_a_depth_that_was_never_seen_has_the_weight_of_the_one_before(trace):
+    part: Samples = samples(trace, 4)
+    numbers, depth, labels = part.of("drawn")
+    logistic = fitted(numbers, torch.where(depth == 3, 4, depth), labels, list(NUMBERS))
+    assert logistic.intercepts[2] == logistic.intercepts[1] != logistic.intercepts[3]

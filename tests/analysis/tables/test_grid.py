@@ -7,7 +7,7 @@ import pytest
 
 from analysis.figures.plots import curves_of
 from analysis.tables.grid import Setting, expand
-from analysis.tables.rows import PARAMETER
+from analysis.tables.selection import PARAMETER
 from toolkit import config
 from toolkit.acceptance import AcceptanceHead
 from toolkit.errors import InputError

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.tables.rows import COUNTS, throughput, totals
-from analysis.tables.selection import choose, comparable, settings_table, undominated, unseen
-from analysis.tables.standing import Cost, sweep_scalars
+from analysis.tables.rows import COUNTS, settings_table, sweep_scalars, throughput, totals, undominated
+from analysis.tables.selection import choose, comparable, unseen
+from analysis.tables.standing import Cost
 from toolkit.errors import InputError
 
 

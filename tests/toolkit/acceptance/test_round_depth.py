@@ -13,6 +13,7 @@ from data_gen.held_out import load_frozen
 from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
+from toolkit.acceptance.calibration.by_depth import ByDepth, Calibration
 from toolkit.acceptance.folder import head_hash, scorer_with
 from toolkit.acceptance.inputs import Inputs, depth_features
 from toolkit.acceptance.preread import embedding_table
@@ -40,7 +41,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def folder(pair, tmp_path_factory):
-    """Both heads of the toy draft, the depth weighing much."""
+    """Both heads of the toy draft, the depth weighing much, and a calibration by depth."""
     torch.manual_seed(5)
     place = tmp_path_factory.mktemp("depth") / "head"
     preread = PrereadHead(96, 96, width=16, earlier=1, round_depth=5)
@@ -49,9 +50,11 @@ def folder(pair, tmp_path_factory):
     preread.layers[0].weight.data[:, -5:] *= 20
     preread.layers[-1].bias.data += 1.5
     survival = AcceptanceHead(96, depth=1, round_depth=5)
-    read = survival.readout.weight.data[0]
-    survival.more.weight.data = torch.outer(read / read.square().sum(), torch.tensor([4.0, 2.0, 0.0, -1.0, -3.0]))
+    weights = survival.readout.weight.data[0]
+    survival.more.weight.data = torch.outer(weights / weights.square().sum(), torch.tensor([4.0, 2.0, 0.0, -1.0, -3.0]))
     preread.save(place)
+    drawn, read = ByDepth((0.9, 1.1, 0.8), (0.1, -0.2, 0.4)), ByDepth((1.1, 0.9), (-0.2, 0.2))
+    Calibration({"drawn": drawn, "following": read, "read": read}).save(place)
     return str(survival.save(place))
 
 
@@ -100,10 +103,10 @@ class Direct:
         return self
 
     def read_prob(self, step):
-        return self.of.prob(self.scorer(step))
+        return torch.sigmoid(self.scorer(step) + self.of.log_w_rej)
 
     def drawn_probs(self, step):
-        return self.of.probs(self.scorer(step))
+        return tuple(torch.sigmoid(self.scorer(step) + self.of.log_w_rej).unbind(-1))
 
 
 @pytest.mark.parametrize("kind", [PrereadHead, AcceptanceHead])

@@ -29,7 +29,7 @@ from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraini
 from toolkit.errors import InputError
 from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights
-from toolkit.models.pair import load_draft
+from toolkit.models.pair import load_draft, load_tokenizer
 from toolkit.models.reduced import kept_tokens, reduce_vocabulary
 from toolkit.models.teacher import distributions_along, logits_of, produced_logits, produced_states
 from toolkit.sampling import Sampling
@@ -434,6 +434,31 @@ def test_a_reduced_vocabulary_trains_its_rows_and_is_exported_whole(run, tiny_pa
     assert generate(pair, ["the cat"], "speculative", max_new_tokens=4)[0].counts.num_drafted > 0
     again = run("on", "pair.draft=null", f"from_pretrained={folder / 'draft'}", "trainer.max_epochs=1")
     assert torch.equal(kept_tokens(load_draft(again / "draft")), rows)
+
+
+def test_a_compact_draft_has_its_targets_embeddings(run, tiny_pair, tmp_path):
+    """It decodes as the draft rounded to bfloat16 does, inside its target alone; another target is refused."""
+    words = ["pair.draft=null", "layers=1", "vocabulary=20", "trainer.max_epochs=1"]
+    folder = run("compact", *words, "exports=[compact]")
+    compact, whole = folder / "draft_compact", folder / "draft"
+    assert not any(compact.glob("tokenizer*"))
+    pair = ModelPair.from_pretrained(tiny_pair / "target", compact)
+    rounded = load_draft(whole)
+    for weights in rounded.parameters():
+        weights.data.copy_(weights.bfloat16())
+    rounded.get_input_embeddings().weight.data.copy_(pair.target.get_input_embeddings().weight)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert torch.equal(pair.draft(ids).logits, rounded(ids).logits)
+    with pytest.raises(InputError, match="the target beside it"):
+        load_draft(compact)
+    other = load_draft(tiny_pair / "target")
+    other.get_input_embeddings().weight.data[3, 2] += 1
+    other.save_pretrained(tmp_path / "other")
+    load_tokenizer(tiny_pair / "target").save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match="another target's draft"):
+        ModelPair.from_pretrained(tmp_path / "other", compact)
+    with pytest.raises(InputError, match="expected a draft of the target's layers"):
+        run("own", "exports=[compact]")
 
 
 def test_an_interrupted_run_exports_its_best_draft_and_goes_on(run, monkeypatch):

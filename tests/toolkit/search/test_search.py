@@ -57,17 +57,9 @@ def test_overrides_become_distributions_and_the_others_stay():
             read_space(words)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"trials": 0}, r"hydra.sweeper.trials: expected"), ({"sampler": "gird"}, "hydra.sweeper.sampler: expected"),
-        ({"directions": ["up"]}, "hydra.sweeper.directions: expected"),
-        ({"metrics": ["a", "b"]}, r"hydra.sweeper.directions: expected one per score \(2\), got 1"),
-    ],
-)  # fmt: skip
-def test_settings_out_of_range_are_one_line(settings, message):
-    with pytest.raises(InputError, match=message):
-        Settings(**settings)
+def test_settings_have_one_direction_per_score():
+    with pytest.raises(InputError, match=r"hydra.sweeper.directions: expected one per score \(2\), got 1"):
+        Settings(metrics=["a", "b"])
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])

@@ -17,7 +17,7 @@ from toolkit.decoding.text import TextBatch
 from toolkit.engine.device import Gate
 from toolkit.errors import InputError
 from toolkit.stopping import BatchRate, Bounded
-from toolkit.stopping.base import with_fresh
+from toolkit.stopping.base import in_context, with_fresh
 from toolkit.stopping.batch_rate import COUNTS
 from toolkit.testing.batches import coupled_error
 from toolkit.types import DraftStep, Proposal, Verdict
@@ -174,12 +174,18 @@ def test_costs_come_from_the_table_that_is_named(tmp_path):
     assert going == [[True, True], [False, False]]
 
 
-def test_costs_are_those_at_the_middle_of_the_tables_contexts():
+def test_costs_are_those_at_the_longest_live_rows_context():
+    """At the middle of the table's contexts where nobody tells."""
     seconds = torch.tensor([[[1.0, 3.0]]], dtype=torch.float64).numpy()
     draft = CostGrid((1.0,), (1.0,), (0.0, 100.0), seconds)
-    target = CostGrid((1.0,), (1.0,), (0.0, 100.0), 2 * seconds)
+    target = CostGrid((1.0,), (1.0,), (0.0, 100.0), 0 * seconds + 4)
     policy = replace(bound(most=2), table=LoadCost(draft, target, "test"))
-    assert policy._costs(1, torch.device("cpu"))[0].tolist() == [0.5, 0.5]
+    live = torch.tensor([True, True, False])
+    for context, price in (([0, 50, 100], 2 / 4), ([0, 25, 100], 1.5 / 4), ([10, 100, 0], 3 / 4), (None, 2 / 4)):
+        state = in_context(policy, policy.init(3, live.device), None if context is None else torch.tensor(context))
+        state, _ = policy.begin(live, state)
+        after = policy.observe(*judged([1, 0, 0], [0, 0, 0]), state)
+        assert after["cost"].tolist() == pytest.approx([1 + price] * 3)
 
 
 def test_a_batch_drafts_again_once_its_acceptance_has_risen():

@@ -13,7 +13,7 @@ from toolkit.acceptance import MatchEstimator
 from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
 from toolkit.stopping import BatchRate, BestSource, Bounded, LookupRate, Rate
-from toolkit.stopping.prices import Prices
+from toolkit.stopping.prices import PriceTable
 from toolkit.types import Match, Proposal, Verdict
 
 CPU = torch.device("cpu")
@@ -117,27 +117,52 @@ def test_bounds_hold_for_what_is_planned():
 def pays_slowly(prices, probability, acceptance, rate, depth):
     """Over every number of further tokens."""
     worth, gain = [], 0.0
-    for number, column in enumerate(prices.columns[depth:]):
-        gain += probability * acceptance**number - rate * (prices.forward + column)
+    for number, column in enumerate(prices.columns[0, depth:].tolist()):
+        gain += probability * acceptance**number - rate * (float(prices.forward) + column)
         worth.append(gain)
     return max(worth) > 0
+
+
+def prices_of(table, context=None):
+    """The prices of one row."""
+    prices = PriceTable.of(LoadCost.of([table]), 1, 8, flat=False, furthest=3)
+    return prices.at(None if context is None else torch.tensor([float(context)]), CPU)
+
+
+def test_prices_are_those_of_a_rows_own_context():
+    """Linear between the table's contexts; beyond them the last slope goes on, unless it falls; in the middle if not known."""
+    table = CostTable(
+        1, (1, 2, 4), (100, 200, 400), ((1.0, 1.5, 1.2), (1.0, 2.5, 1.1), (2.0, 3.0, 5.0)), (0.1, 0.3, 0.2)
+    )
+    contexts = [0, 100, 130, 200, 399, 400, 700]
+    rows = PriceTable.of(LoadCost.of([table]), 1, 8, flat=False, furthest=3).at(torch.tensor(contexts).float(), CPU)
+    for row, context in enumerate(contexts):
+        plain = table.target(1, context)
+        columns = [(table.target(k + 1, context) - table.target(k, context)) / plain for k in range(1, 9)]
+        assert rows.columns[row].tolist() == pytest.approx(columns, abs=1e-5)
+        assert float(rows.forward[row]) == pytest.approx(table.draft(context) / plain, abs=1e-6)
+        assert rows.read(torch.full((7,), 5))[row] == pytest.approx(table.target(6, context) / plain - 1, abs=1e-5)
+        behind = table.draft(context) / plain * (table.target(3, context) / plain - 1)
+        if context in table.contexts:  # a draft's widths are the target's, as shares, at these
+            assert rows.catching_up(torch.full((7,), 2))[row] == pytest.approx(behind, abs=1e-5)
+    assert torch.allclose(prices_of(table).columns, prices_of(table, 200).columns, atol=1e-6)
 
 
 def test_further_tokens_pay_if_some_number_of_them_does():
     generator, seen = random.Random(1), set()
     for _ in range(300):
-        prices = Prices.of(LoadCost.of([random_table(generator)]), 1, 8, flat=False)
+        prices = prices_of(random_table(generator))
         depth = generator.randrange(8)
         numbers = [generator.random() for _ in range(3)]
         numbers[2] += 0.5
         expected = pays_slowly(prices, *numbers, depth)
-        seen.add((expected, pays_slowly(replace(prices, columns=prices.columns[: depth + 1]), *numbers, depth)))
+        seen.add((expected, pays_slowly(replace(prices, columns=prices.columns[:, : depth + 1]), *numbers, depth)))
         assert bool(prices.pay(*(torch.tensor([number]) for number in numbers), depth)) == expected
     assert (True, False) in seen  # a token that is a loss is paid for by those after it
 
 
 def test_a_round_pays_for_its_columns_down_to_the_deepest():
-    prices = Prices.of(LoadCost.of([FALLING]), 1, 8, flat=False)
+    prices = prices_of(FALLING)
     expected = [FALLING.target(1 + drafted, 0) / FALLING.target(1, 0) - 1 for drafted in range(9)]
     assert prices.read(torch.arange(9)).tolist() == pytest.approx(expected, abs=1e-5)
 

@@ -151,6 +151,24 @@ def test_forced_live_decoding_equals_replay_count_for_count(recorded, pair, name
     assert per_text(by_rounds(trace, bounded(method, pair))) == live
 
 
+BY_CONTEXT = CostTable(1, (1, 2, 4), (30, 80), ((1.0, 1.05, 1.1), (1.0, 1.9, 2.6)), (0.02, 0.5))
+
+
+@sampled
+def test_decisions_by_a_rows_context_are_replayed_and_need_the_prompts_lengths(recorded, pair, tmp_path):
+    """A table by which drafting pays after few tokens and not after many; a recording of an older version has its middle."""
+    label, sequences, trace = recorded
+    costs = [f"policy.costs={BY_CONTEXT.save(tmp_path / 'costs.json')}"]
+    rate, older = method_of("rate", costs), replace(trace, prompt_lengths=None)
+    live = forced_counts(pair, rate, trace, sequences, SAMPLINGS[label])
+    assert per_text(by_rounds(trace, bounded(rate, pair))) == live
+    with pytest.warns(RuntimeWarning, match="does not hold the prompts' lengths"):
+        assert per_text(by_rounds(older, bounded(rate, pair))) != live
+    source = best_source("doubtful", costs)
+    live = forced_counts(pair, source, trace, sequences, SAMPLINGS[label], ForcedBestSource, ForcedSource)
+    assert per_text(replayed(pair, source, older, sequences, SAMPLINGS[label])) == live, "the texts tell"
+
+
 @greedy
 @pytest.mark.parametrize("name", POLICIES)
 def test_greedy_live_decoding_equals_replay_exactly(recorded, pair, name):
@@ -203,8 +221,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def best_source(setting):
+def best_source(setting, overrides=()):
     words = ["method=best_source", f"method.max_drafted={MAX_DRAFTED}", *SETTINGS[setting]]
+    words += [f"method.{word}" for word in overrides]
     return config.instantiate(config.compose("method_only", words).method)
 
 

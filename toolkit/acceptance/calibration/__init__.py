@@ -1,5 +1,4 @@
-"""Calibration: scores of predicted probabilities (`scores`), maps that correct them (`maps`, `stored`), and their fit
-(`fit`).
+"""Calibration: scores of predicted probabilities (`scores`), and maps that correct them by depth (`by_depth`).
 
-`maps` and `stored` need torch alone, for they work while decoding; `scores` needs torchmetrics, `fit` scikit-learn.
+Scores need torchmetrics, maps torch alone, for they work while decoding.
 """

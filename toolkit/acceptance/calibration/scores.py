@@ -28,6 +28,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from torchmetrics import Metric
 
+from toolkit.acceptance.calibration.platt import platt
+
 RELIABILITY_BINS = 15
 ROC_BINS = 8192
 ROC_RANGE = 20.0  # logits beyond +-20 tie: probabilities nearer to 0 and 1 than 2e-9
@@ -61,34 +63,17 @@ def auroc(accepted: Tensor, rejected: Tensor) -> Tensor:
 
 
 def platt_scaled(accepted: Tensor, rejected: Tensor) -> tuple[float, float, float]:
-    """Scale and shift of the logit that have the least mean log loss, and that loss (nats), by Newton's method.
+    """Scale and shift of the logit that have the least mean log loss, and that loss (nats).
 
     accepted, rejected [R]: weight of samples per bin of the logit, from -ROC_RANGE to ROC_RANGE; a bin's samples lie at its
     middle. A pull of one part in a million towards scale 0 keeps the optimum finite where no sample is on the wrong side.
     """
     width = 2 * ROC_RANGE / len(accepted)
     middle = (torch.arange(len(accepted), dtype=torch.float64) + 0.5) * width - ROC_RANGE
-    features = torch.stack([middle, torch.ones_like(middle)], 1)
     weight = accepted + rejected
-    pull = 1e-6 * weight.sum()
-    parameters = features.new_tensor([1.0, 0.0])
-
-    def objective(at: Tensor) -> Tensor:
-        logits = features @ at
-        return (accepted * softplus(-logits) + rejected * softplus(logits)).sum() + pull * (at @ at) / 2
-
-    for _ in range(100):
-        probs = torch.sigmoid(features @ parameters)
-        gradient = features.T @ (weight * probs - accepted) + pull * parameters
-        curvature = (features.T * (weight * probs * (1 - probs))) @ features + pull * torch.eye(2, dtype=torch.float64)
-        step, before = torch.linalg.solve(curvature, gradient), objective(parameters)
-        while objective(parameters - step) > before and step.abs().max() > 1e-12:
-            step = step / 2
-        parameters = parameters - step
-        if step.abs().max() < 1e-9:
-            break
-    scale, shift = parameters.tolist()
-    loss = objective(parameters) - pull * (parameters @ parameters) / 2
+    scale, shift = platt(middle, accepted, rejected, 1e-6 * weight.sum(), (0.0, 0.0))
+    logits = scale * middle + shift
+    loss = (accepted * softplus(-logits) + rejected * softplus(logits)).sum()
     return scale, shift, float(loss / weight.sum())
 
 
