@@ -116,7 +116,8 @@ def draft(
     while bool(drafting.any()):
         depth += 1
         index, _ = step_at(trace, geometry, starts, depth)
-        num_calls += drafting
+        if depth == 1 or not trace.blocks:
+            num_calls += drafting
         if policy.reads:
             new, go_on = policy.read(RecordedStep(trace, depth, index, drawn=False), state)
             state, drafting = where_active(new, state, drafting), drafting & go_on
@@ -211,7 +212,7 @@ def sweep_levels(
     scores, possible = score_table(trace, geometry, policy, most)
     for group in torch.tensor(levels, dtype=scores.dtype).split(GROUP):
         lengths = first_below(scores, possible, group, min_drafted)
-        counted += walk(trace, geometry, lengths, lengths)
+        counted += walk(trace, geometry, lengths, trace.calls(lengths))
     return counted
 
 
