@@ -178,8 +178,8 @@ class Work:
             rows = self.context.score_oracle(setting, self._responses(), progress.round_done)
         elif setting in self.replayed:
             with self._alone():
-                trace = self.recording.trace_for(setting)
-            rows = self.recording.rows(setting, trace)
+                self.recording.trace_for(setting)
+            rows = self.recording.rows(setting)
         else:
             rows = self.context.decode(setting, progress.prompt_done, progress.round_done)
         path = self.paths[setting.name]

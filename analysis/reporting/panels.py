@@ -141,8 +141,8 @@ def panels(folders: Sequence[Folder]) -> list[Panel]:
         ("sweep", "summary", "sweep/summary"),
     ):
         for folder, table in _held(folders, (stage,), name, ("method",)):
-            shown = {"table": frame_view(name, table), "folders": [folder], "logged": [key]}
-            return [*drawn, Panel("comparison", "Comparison", **shown)]
+            shown = frame_view(name, table)
+            return [*drawn, Panel("comparison", "Comparison", table=shown, folders=[folder], logged=[key])]
     return [*drawn, comparison]
 
 
