@@ -28,6 +28,7 @@ from torch import Tensor
 from toolkit.config.notes import Above, AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.table import CostTable
+from toolkit.engine.facts import block_length
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
 from toolkit.stopping.prices import RATIO, Prices, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Step, Verified
@@ -89,9 +90,9 @@ class Rate(Thresholded):
         if self.costs is None:
             return replace(self, estimator=estimator)
         table = table_of(self.costs, 0.0, 0.0, [self.batch_size], self.deepest + 1)
-        return replace(
-            self, estimator=estimator, prices=PriceTable.of(table, self.batch_size, self.deepest, flat=False)
-        )
+        blocks = block_length(getattr(pair, "draft", None)) is not None
+        prices = PriceTable.of(table, self.batch_size, self.deepest, flat=False, blocks=blocks)
+        return replace(self, estimator=estimator, prices=prices)
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far.
