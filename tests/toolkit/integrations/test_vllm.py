@@ -44,7 +44,7 @@ def served(copies, texts, rows_of):
     texts    prompts with the first token of each answer, and what follows
     rows_of  the texts of a step in the order of the batch's rows, given those that go on
     """
-    at, drafts, counts = [len(prompt) for prompt, _ in texts], [None] * len(texts), [[] for _ in texts]
+    at, counts = [len(prompt) for prompt, _ in texts], [[] for _ in texts]
     newest = [[prompt[-1]] for prompt, _ in texts]
     while live := [number for number, (prompt, rest) in enumerate(texts) if at[number] < len(prompt) + len(rest)]:
         rows = rows_of(live)
@@ -73,9 +73,10 @@ def ours(pair, prompts, overrides=()):
     method = config.method("lookup_rate", [f"max_drafted={MOST}", "policy.column_cost=.05", *overrides])
     answers = decode(pair, [prompt for prompt, _ in texts], method, Sampling(0.0, max_new_tokens=NEW - 1))
     assert [each.token_ids for each in answers] == [rest for _, rest in texts]
-    counts = [[(each.num_drafted, each.num_accepted) for each in answer.rounds if each.num_drafted] for answer in answers]
+    counts = [
+        [(each.num_drafted, each.num_accepted) for each in answer.rounds if each.num_drafted] for answer in answers
+    ]
     return texts, counts
-
 
 
 @pytest.mark.parametrize("order", ["one at a time", "together", "moving"])
@@ -100,13 +101,15 @@ def test_settings_are_those_of_the_method_and_others_are_refused(pair, prompts, 
     proposer, policy = parts({})
     method = config.method("lookup_rate")
     assert (proposer, policy) == (method.proposer, method.policy)
-    texts, expected = ours(pair, prompts[:2], ["policy.initial_rate=3", "policy.column_cost=.2", "proposer.min_match=2"])
+    texts, expected = ours(
+        pair, prompts[:2], ["policy.initial_rate=3", "policy.column_cost=.2", "proposer.min_match=2"]
+    )
     counts = served(Copies(configured(pair, initial_rate=3, column_cost=0.2, min_match=2)), texts, lambda live: live)
     assert [mine[:-2] for mine in expected] == [
         theirs[: len(mine[:-2])] for mine, theirs in zip(expected, counts, strict=True)
     ]
     with pytest.raises(InputError, match="unknown setting of copies 'memry': did you mean memory"):
         Copies(configured(pair, memry=3))
+    (tmp_path / "r.jsonl").write_text('{"token_ids": [1, 99999999]}\n')
     with pytest.raises(InputError, match="token ids in"):
-        (tmp_path / "r.jsonl").write_text('{"token_ids": [1, 99999999]}\n')
         Copies(configured(pair, responses=str(tmp_path / "r.jsonl")))
