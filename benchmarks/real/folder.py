@@ -99,7 +99,7 @@ def pair_words(kind: str = "") -> list[str]:
 def loaded() -> ModelPair:
     """The target, and its draft once that was made."""
     draft = noted("draft") if has("draft") else None
-    return ModelPair.from_pretrained(str(weights()), draft, device=DEVICE)
+    return ModelPair.from_pretrained(str(weights()), draft, device=DEVICE, writable=False)
 
 
 def encoded(name: str) -> list[list[int]]:

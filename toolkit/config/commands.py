@@ -553,7 +553,7 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
     ] = None
     tests: Annotated[Named | None, "with `tuning`: {DOMAIN: TRACES}, every number is of these"] = None
     form: Annotated[
-        Literal["best", "log_odds", "numbers", "products"],
+        Literal["best", "log_odds", "ratio", "numbers", "products"],
         "with `statistics`: what is read; products of numbers carry over worse to other texts; best: whichever predicts better",
     ] = "best"
     earlier: Annotated[str | None, File(), "with `copies`: other responses that are copied from, too"] = None

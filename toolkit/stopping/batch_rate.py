@@ -32,14 +32,14 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import AtLeast, Between, File
+from toolkit.config.notes import Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import LoadCost, table_of
+from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.engine.facts import block_length
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, entry_probs
-from toolkit.stopping.prices import PriceTable
+from toolkit.stopping.prices import BATCH_COLUMN, BatchColumn, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Step, Verified
 
 COUNTS = ("accepted", "tried", "tokens", "cost")  # of a row's text so far
@@ -63,8 +63,8 @@ class BatchRate(StoppingPolicy):
     couples_rows: ClassVar[bool] = True
     estimator: DrawnEstimator
     costs: Annotated[str | CostTable | None, File()] = None
-    cost_ratio: Annotated[float, AtLeast(0)] = 0.2
-    column_cost: Annotated[float, AtLeast(0)] = 0.0
+    cost_ratio: Ratio = None
+    column_cost: BatchColumn = None
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
     memory: Annotated[float, Between(0, 1e9, "(]")] = 20.0
     deepest: int = 20
@@ -83,7 +83,8 @@ class BatchRate(StoppingPolicy):
         return replace(self, deepest=max_drafted)
 
     def bind(self, pair: object) -> BatchRate:
-        table = table_of(self.costs, self.cost_ratio, self.column_cost, (), self.deepest + 1)
+        column = BATCH_COLUMN if self.column_cost is None else self.column_cost
+        table = table_of(self.costs, self.cost_ratio, column, (), self.deepest + 1)
         blocks = block_length(getattr(pair, "draft", None)) is not None
         return replace(self, estimator=self.estimator.bind(pair), table=table, blocks=blocks)
 

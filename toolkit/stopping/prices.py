@@ -9,13 +9,39 @@ Shapes: B rows, D deepest round, X contexts of the table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import Assumed, AtLeast
 from toolkit.costs.load import LoadCost
+from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
+from toolkit.errors import warn
+
+# Figures of a rule that has no table. Null: the costs that are measured where the pair's are, else what is assumed here.
+RATIO, COLUMN, BATCH_COLUMN = 0.2, 0.05, 0.0
+Ratio = Annotated[float | None, AtLeast(0), Assumed(RATIO)]
+Column = Annotated[float | None, AtLeast(0), Assumed(COLUMN)]
+BatchColumn = Annotated[float | None, AtLeast(0), Assumed(BATCH_COLUMN)]
+
+
+def table_of(
+    costs: str | CostTable | None, ratio: float | None, column: float | None, batches: Sequence[float], widest: float
+) -> LoadCost:
+    """The table of a policy's `costs`, of its figures if that is None. Warns of what rounds of these sizes ask beyond it."""
+    if costs is None:
+        return LoadCost.ratio(RATIO if ratio is None else ratio, COLUMN if column is None else column)
+    if isinstance(costs, CostTable):
+        return LoadCost.of([costs])
+    table = LoadCost.load(costs)
+    table.warn(costs, batches, widest)
+    if table.fall is not None and "processor" not in table.about:  # medians of passes in turns are taken as measured
+        warn(f"policy.costs={costs}: {table.fall}")
+    return table
 
 
 @dataclass(frozen=True, eq=False)
