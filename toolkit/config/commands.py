@@ -225,7 +225,9 @@ class Distill(Command, OnPair, Trains):
         "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
     ] = None
     kind: Annotated[
-        Any, ConfigGroup("kind", nullable=True), "null: a model of its own; eagle3: one that reads the target's states"
+        Any,
+        ConfigGroup("kind", nullable=True),
+        "null: a model of its own; eagle3, dflash, dspark: one that reads the target's states",
     ] = None
     vocabulary: Annotated[
         Count | None, "V': output tokens that the draft keeps, the most frequent of the responses; null: all"
