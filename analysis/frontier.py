@@ -121,18 +121,17 @@ def next_command(frontier: pd.DataFrame, test: pd.DataFrame, folders: Sequence[P
     if not (folder / MANIFEST).exists():
         return None
     config = config_as_written(read_manifest(folder))
-    values = rows.drop([*SETTING, *FACTS], errors="ignore").dropna()
-    setting = Setting(str(method).partition(" ")[0], {name: _as_key(value) for name, value in values.items()})
+    values = {}
+    for name, value in rows.drop([*SETTING, *FACTS], errors="ignore").dropna().items():
+        whole = (
+            isinstance(value, float) and value.is_integer()
+        )  # tables hold whole numbers as floats, and lists as texts
+        listed = isinstance(value, str) and value.startswith("[")
+        values[name] = int(value) if whole else json.loads(value) if listed else value
+    setting = Setting(str(method).partition(" ")[0], values)
     if config["max_drafted"] != default_bound():
         setting = bounded(setting, config["max_drafted"])
     return decode_command(config, [override(key, value) for key, value in setting.decode_keys().items()])
-
-
-def _as_key(value: Any) -> Any:
-    """A parameter as its key takes it: tables hold whole numbers as floats, and lists as texts."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return json.loads(value) if isinstance(value, str) and value.startswith("[") else value
 
 
 def read_sides(cfg: commands.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:

@@ -164,22 +164,27 @@ class Work:
 
         Autoregressive rows and recordings are shared: one process makes them, the others wait.
         """
-        path, plain_one = self.paths[setting.name], setting.method == PLAIN
-        if (rows := _read_rows(path)) is not None:
-            return rows
-        with self._alone() if plain_one else nullcontext():
-            if plain_one and (rows := _read_rows(path)) is not None:  # another process has made them
-                return rows
-            if setting.method == ORACLE:
-                rows = self.context.score_oracle(setting, self._responses(), progress.round_done)
-            elif setting in self.replayed:
-                with self._alone():
-                    trace = self.recording.trace_for(setting)
-                rows = self.recording.rows(setting, trace)
-            else:
-                rows = self.context.decode(setting, progress.prompt_done, progress.round_done)
-            check_some_done(int(rows.error.notna().sum()), len(rows), rows.error.iloc[0], path)
-            write_parquet(rows, path)
+        path = self.paths[setting.name]
+        rows = _read_rows(path)
+        if rows is None and setting.method == PLAIN:
+            with self._alone():
+                rows = _read_rows(path)  # another process may have made them
+                return self._made(setting, progress) if rows is None else rows
+        return self._made(setting, progress) if rows is None else rows
+
+    def _made(self, setting: Setting, progress: _Progress) -> pd.DataFrame:
+        """A setting's rows by the oracle, from the recording or decoded, and written."""
+        if setting.method == ORACLE:
+            rows = self.context.score_oracle(setting, self._responses(), progress.round_done)
+        elif setting in self.replayed:
+            with self._alone():
+                self.recording.trace_for(setting)
+            rows = self.recording.rows(setting)
+        else:
+            rows = self.context.decode(setting, progress.prompt_done, progress.round_done)
+        path = self.paths[setting.name]
+        check_some_done(int(rows.error.notna().sum()), len(rows), rows.error.iloc[0], path)
+        write_parquet(rows, path)
         return rows
 
     def _alone(self) -> AbstractContextManager[None]:

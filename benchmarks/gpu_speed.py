@@ -164,7 +164,7 @@ def entrants(pair: ModelPair, batch_size: int) -> list[Entrant]:
         methods |= {f"speculative K={k}": fixed(k) for k in (2, 4)}
         methods |= {"tree 2 x 2": config.method("mcsd", ["proposer.k_config=2x2"])}
         methods |= {"best_source": config.method("best_source")}
-        methods |= {"rate": config.method("rate", head=pair.head)} if pair.head else {}
+        methods |= {"rate": config.method("rate", head=pair.head)}  # without a head: statistics of q
     else:
         field.append(Entrant(theirs("transformers lookup", lookup=10), pair, 1))
     for name, method in methods.items():

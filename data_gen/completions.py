@@ -7,8 +7,8 @@ without an answer. Its questions go to the others. A redirect is an error, too: 
 
 A target is asked with every field of our sampling in the words of its engine. Neutral values are sent, too, for engines put a
 checkpoint's own generation config in the place of what is missing. An engine that has no word for a field takes only its
-neutral value. Names and neutral values are those of vLLM 0.33 (entrypoints/openai/completion/protocol.py), SGLang of July 2026
-(serving_completions.py, pull request 30917) and transformers 5.23 (cli/serving/completion.py).
+neutral value. Names and neutral values are those of vLLM 0.32.0 (entrypoints/openai/completion/protocol.py), SGLang of July
+2026 (serving_completions.py, pull request 30917) and transformers 5.23 (cli/serving/completion.py).
 """
 
 from __future__ import annotations
@@ -433,20 +433,25 @@ class Completions(Endpoint):
         expect(not isinstance(size, int) or size == len(sent), counted)
         expect(reason in ("stop", "length"), f"its finish_reason is {reason!r}: expected stop or length")
         by = " ".join(filter(None, [by, str(answer.get("system_fingerprint") or "")]))
-        returned, stopped = _returned_ids(choice), reason == "stop"
+        ids, stopped, source = choice.get("token_ids"), reason == "stop", RETURNED
+        logprobs = choice.get("logprobs")
+        tokens = logprobs.get("tokens") if isinstance(logprobs, Mapping) else None
+        if not isinstance(ids, list) and isinstance(tokens, list):  # log-probabilities named by tokens: "token_id:7"
+            matches = [re.fullmatch(r"token_id:(\d+)", str(name)) for name in tokens]
+            ids = [int(match[1]) for match in matches if match] if matches and all(matches) else None
         with self.tokenizing:
-            if returned is None:
-                ids = self._encoded(choice, request, stopped, count)
+            if isinstance(ids, list):
+                ids = self._whole(ids, choice, request, stopped, count)
             else:
-                ids = self._checked(returned, choice, request, stopped, count)
+                ids, source = self._encoded(choice, request, stopped, count), ENCODED
             if isinstance(ids, str):
                 return Completion([], "", "", NO_ROUND_TRIP, by, ids)
             reason, text = self._finish_reason(ids, request, stopped), self.pair.text(ids, sent)
             if reason == "stop":
                 text = text[: self.pair.stop_position(self.sampling.stop, ids, sent)]
-        return Completion(ids, text, reason, ENCODED if returned is None else RETURNED, by)
+        return Completion(ids, text, reason, source, by)
 
-    def _checked(
+    def _whole(
         self, ids: list[int], choice: Mapping[str, Any], request: CompletionRequest, stopped: bool, count: Any
     ) -> list[int]:
         """Returned ids, with the end of text where the engine has cut it off and says which one it was."""
@@ -513,13 +518,3 @@ def expect(holds: bool, reason: str) -> None:
     """Raises NoAnswer, with the reason, if a response is not as expected."""
     if not holds:
         raise NoAnswer(reason)
-
-
-def _returned_ids(choice: Mapping[str, Any]) -> list[int] | None:
-    """The token ids of a choice, or those that its log-probabilities are named by ("token_id:7")."""
-    ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
-    if isinstance(ids, list):
-        return ids
-    tokens = logprobs.get("tokens") if isinstance(logprobs, Mapping) else None
-    matches = [re.fullmatch(r"token_id:(\d+)", str(name)) for name in tokens] if isinstance(tokens, list) else []
-    return [int(match[1]) for match in matches if match] if matches and all(matches) else None

@@ -10,7 +10,7 @@ import json
 import random
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -278,20 +278,14 @@ class HubPrompts(PromptSource):
 
 def loader_of(data_files: Any) -> str:
     """The loader of `datasets` for local files, by their ending; they must all have the same kind."""
-    endings = {Path(file).suffix for file in _files(data_files)}
+    groups = data_files.values() if isinstance(data_files, Mapping) else [data_files]
+    files = [file for group in groups for file in ([group] if isinstance(group, str | Path) else group)]
+    endings = {Path(file).suffix for file in files}
     loaders = {FORMATS.get(ending) for ending in endings}
     if len(loaders) != 1 or None in loaders:
         got = " and ".join(sorted(ending or "no ending" for ending in endings)) or "no files"
         raise InputError(f"prompts.data_files: expected files of one kind out of {', '.join(FORMATS)}, got {got}")
     return str(loaders.pop())
-
-
-def _files(data_files: Any) -> Iterator[str]:
-    if isinstance(data_files, str | Path):
-        yield str(data_files)
-    else:
-        for files in data_files.values() if isinstance(data_files, Mapping) else data_files:
-            yield from _files(files)
 
 
 def _field(row: Row, key: str) -> Any:

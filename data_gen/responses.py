@@ -218,18 +218,6 @@ def _ask(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: Row
         rows.write(shard)
 
 
-def _remote_facts(headers: list[dict[str, Any]]) -> dict[str, Any]:
-    """How the endpoints answered, over all shards."""
-    totals: dict[str, Counter[str]] = {}
-    fields: dict[str, str] = {}
-    for header in headers:
-        fields |= header.get("fields", {})
-        for name, counts in header.get("served", {}).items():
-            totals.setdefault(name, Counter()).update(counts)
-    counted = {name: dict(counts) for name, counts in totals.items()}
-    return {"served": {"seeds": SEEDS, "fields": fields, **counted}} if totals else {}
-
-
 def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, facts: dict[str, Any]) -> None:
     shards = [read_whole(stage.folder / shard_name(number), job) for number in range(num_shards)]
     rows = [row for _, part in shards for row in part]
@@ -241,9 +229,15 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, fact
     tokens = sum(len(row["token_ids"]) for row in rows)
     sums = {"num_shards": num_shards, "num_tokens": tokens, "num_truncated": truncated}
     failed = [row["error"] for row in rows if row["status"] == "failed"]
-    first, remote = failed[0] if failed else None, _remote_facts([header for header, _ in shards])
+    first, fields, totals = failed[0] if failed else None, dict[str, str](), dict[str, Counter[str]]()
+    for header, _ in shards:  # how endpoints answered
+        fields |= header.get("fields", {})
+        for name, numbers in header.get("served", {}).items():
+            totals.setdefault(name, Counter()).update(numbers)
+    if totals:
+        facts["served"] = {"seeds": SEEDS, "fields": fields, **{name: dict(total) for name, total in totals.items()}}
     stage.remove(KEPT_FOLDER)
-    stage.finish(first_error=first, rows=counts, job=job, **sums, **facts, **remote)
+    stage.finish(first_error=first, rows=counts, job=job, **sums, **facts)
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
     for reason in failed[:3]:
         print(f"  failed: {reason}")

@@ -20,7 +20,8 @@ PACKAGES = (
 )  # each may import itself and those before it
 # Inside the toolkit, lowest first: each may import those of lower layers, and none of its own layer but itself.
 LAYERS = (
-    ("errors", "types"),
+    ("errors",),
+    ("types",),
     ("files", "metrics"),
     ("config",),
     ("engine", "runs", "sampling"),

@@ -5,6 +5,8 @@
     python -m toolkit.distill responses=... pair.draft=null layers=4      four of the target's layers, where there is no draft
     python -m toolkit.distill responses=... vocabulary=8000    its output layer has rows for the most frequent tokens alone
     python -m toolkit.distill responses=... kind=eagle3    a draft that reads the target's states (EAGLE-3)
+    python -m toolkit.distill responses=... kind=dflash loss=cross_entropy    one that gives blocks of tokens (kind=dspark
+                                                                              loss=dspark: with a confidence head)
 
 Writes draft/ (a Hugging Face checkpoint with tokenizer and card: pair.draft=FOLDER/draft), checkpoints/{last,best}.ckpt,
 metrics.csv, metrics.json and config.yaml; with exports=[plain,gguf] also draft_plain/ and draft.gguf, of the whole vocabulary,
@@ -35,6 +37,7 @@ import torch
 from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate, override, plain
+from toolkit.distillation.blocks import Blocks, BlockTraining
 from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import (
     DRAFT,
@@ -56,10 +59,10 @@ from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraini
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import read_json, write_json
-from toolkit.models import eagle3, gguf
-from toolkit.models.draft_formats import check_kind
+from toolkit.models import gguf
+from toolkit.models.draft_formats import check_kind, kind_of, reads_target
 from toolkit.models.fingerprint import Weights
-from toolkit.models.pair import ModelPair, load_tokenizer
+from toolkit.models.pair import ModelPair, load_draft, load_tokenizer
 from toolkit.models.prompts import check_token_ids
 from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.models.teacher import Text
@@ -145,7 +148,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         raise InputError(f"export: expected a validated checkpoint in {stage.folder}, found none: leave export out")
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     target = load_target(cfg, responses)
-    kind: Unrolled | None = None if cfg.kind is None else instantiate(cfg.kind)
+    kind: Unrolled | Blocks | None = None if cfg.kind is None else instantiate(cfg.kind)
     draft = None
     if cfg.layers is None and kind is None:
         pair, shape = cfg.pair, plain(cfg.shape) or {}
@@ -232,7 +235,7 @@ def build_module(
     draft: Any,
     target: ModelPair | None,
     run_id: str,
-    kind: Unrolled | None = None,
+    kind: Unrolled | Blocks | None = None,
 ) -> DraftTraining:
     """The draft, its teacher, its loss and its optimizer. Raises InputError if they do not go together."""
     loss = instantiate(cfg.loss)
@@ -255,28 +258,30 @@ def build_module(
     folder = teacher.folder
     states = TargetStates(model, draft.target_layers, None if folder is None else folder / "states")
     states.prepare([text for part in parts for text in part.sequences])
-    return UnrolledTraining(*arguments, states=states, kind=kind)
+    training = BlockTraining if isinstance(kind, Blocks) else UnrolledTraining
+    return training(*arguments, states=states, kind=kind)
 
 
-def state_reader(cfg: commands.Distill, kind: Unrolled, target: ModelPair | None, data: TextData) -> Any:
-    """An EAGLE-3 draft: the one of `from_pretrained`, if that is one, else fresh weights.
+def state_reader(cfg: commands.Distill, kind: Unrolled | Blocks, target: ModelPair | None, data: TextData) -> Any:
+    """A draft that reads the target's states: the one of `from_pretrained`, if that is one, else fresh weights.
 
     Raises InputError for keys of other kinds of draft.
     """
+    own = getattr(kind, "kind", "eagle3")
     for name in ("layers", "lmbda", "exports", "shape"):
         if getattr(cfg, name):
-            raise InputError(f"{name}: kind=eagle3 takes none, for its draft reads the target's states; leave it out")
+            raise InputError(f"{name}: kind={own} takes none, for its draft reads the target's states; leave it out")
     if target is None:
-        raise InputError("kind=eagle3: the draft reads the target's states; expected teacher.on_missing=generate")
+        raise InputError(f"kind={own}: the draft reads the target's states; expected teacher.on_missing=generate")
     if is_sharded(cfg.trainer):
-        raise InputError("kind=eagle3: expected a trainer that holds the whole draft, got trainer=fsdp")
+        raise InputError(f"kind={own}: expected a trainer that holds the whole draft, got trainer=fsdp")
     source = cfg.from_pretrained
     if source is not None:
         check_kind(Path(source))
-    if source is not None and eagle3.is_eagle3(source):
-        draft = eagle3.load(Path(source), cfg.pair.dtype, target.target, target.device).requires_grad_(True)
-        draft.embed_tokens.requires_grad_(False)
-        return draft
+    if source is not None and reads_target(source):
+        if (there := str(kind_of(Path(source))).lower()) != own:
+            raise InputError(f"from_pretrained: {source} holds a draft of the kind {there}, expected {own}")
+        return kind.trainable(load_draft(source, str(target.device), cfg.pair.dtype, target=target.target))
     size, tokens = vocab_size(target.target), None
     if cfg.vocabulary is not None and cfg.vocabulary < size:
         tokens = frequent_tokens(cfg.vocabulary, data, size, target.end_ids or (), "have")

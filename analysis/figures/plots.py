@@ -91,17 +91,16 @@ def costs(
     path: Path,
     title: str,
     marked: float | None = None,
-    highlight: Sequence[str] | None = None,
     width: Width = "page",
 ) -> Path:
     """Throughput over cost ratios, one line per method. curves: method, cost_ratio, throughput; maybe throughput_low, _high.
 
-    marked: the cost ratio that the tables are for; highlight: methods in colour, None: the best ones (at `marked`)
+    marked: the cost ratio that the tables are for; the methods that are best there are in colour
     """
     gap = curves.cost_ratio if marked is None else (curves.cost_ratio - marked).abs()
     near = curves if marked is None else curves[gap == gap.min()]
     means = near.groupby("method", sort=False, as_index=False).throughput.mean()
-    chosen = highlighted(means) if highlight is None else list(highlight)
+    chosen = highlighted(means)
     coloured = (*chosen, *REFERENCES, PLAIN)
     banded = "throughput_low" in curves and bool(curves.throughput_low.notna().any())
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
@@ -130,15 +129,13 @@ def costs(
     return path
 
 
-def pareto(
-    settings: pd.DataFrame, path: Path, title: str, highlight: Sequence[str] | None = None, width: Width = "page"
-) -> Path:
+def pareto(settings: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
     """Discard rate over verification rate, one curve per method; both are better when smaller.
 
     settings  method, setting, discard_rate, verification_rate, undominated, maybe throughput; `chosen` ones are named
     """
     drawn = settings[settings.method != PLAIN]
-    chosen = highlighted(drawn) if highlight is None else list(highlight)
+    chosen = highlighted(drawn)
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
         curves = sorted(_shown_curves(drawn, width), key=lambda entry: entry[0] in (*chosen, *REFERENCES))
         for method, curve in curves:

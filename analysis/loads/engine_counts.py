@@ -1,6 +1,6 @@
 """What an engine counted of its drafts: vLLM's answers, its /metrics page, or the generations.jsonl of toolkit.decode.
 
-answers   one JSON object per line, with `metrics.speculative_decoding` (vLLM 0.33.0; experimental there). Started with
+answers   one JSON object per line, with `metrics.speculative_decoding` (vLLM 0.32.0; experimental there). Started with
           `--per-request-spec-decode-metrics detailed`, the server says the drafted and accepted tokens of every round.
           `summary` says how many rounds accepted 0, 1, 2, ... tokens: enough only if all rounds drafted K tokens
 /metrics  the text of vLLM's Prometheus counters: sums by position since the server started, of all requests together
@@ -73,7 +73,7 @@ def read_counts(path: Path) -> PositionCounts:
     width, skipped, reasons = 0, 0, set[str]()
     for number, line in lines:
         try:
-            rounds = _rounds(line)
+            rounds = rounds_of(line)
             if isinstance(rounds, str):
                 skipped += 1
                 reasons.add(rounds)
@@ -90,6 +90,11 @@ def read_counts(path: Path) -> PositionCounts:
             f"{path}: none of {skipped} lines has counts that tell draft positions apart ({', '.join(sorted(reasons))}); start "
             f"vLLM with a draft and {DETAILED}"
         )
+    return counts_of(requests, width, skipped)
+
+
+def counts_of(requests: Sequence[tuple[list[int], list[int]]], width: int, skipped: int = 0) -> PositionCounts:
+    """The counts of rounds that drafted at most `width` tokens: per request the drafted and the accepted tokens of each."""
     positions = np.arange(1, width + 1)
     reached, accepted_at = np.zeros((2, len(requests), width))
     for row, (drafted, accepted) in enumerate(requests):
@@ -100,7 +105,7 @@ def read_counts(path: Path) -> PositionCounts:
     return PositionCounts(reached, accepted_at, num_rounds, num_drafted, skipped)
 
 
-def _rounds(line: str) -> tuple[int, list[int], list[int]] | str:
+def rounds_of(line: str) -> tuple[int, list[int], list[int]] | str:
     """K, and the drafted and accepted tokens of an answer's rounds, checked against its other counts; or why it has none."""
     counts = _counts(line)
     if counts is None:

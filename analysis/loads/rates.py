@@ -28,9 +28,8 @@ def survival(recorded: RecordedPair, greedy: bool, length: int = 0) -> Array:
     if not fixed:
         return np.zeros(0)
     length = length or max(fixed)
-    setting = fixed[length]
-    rows = recorded.recording.rows(setting, recorded.recording.trace_for(setting))
-    rates = acceptance_positions(rows.assign(dataset="", split="", method=FIXED, setting=setting.label)).rate
+    rows = recorded.recording.rows(fixed[length])
+    rates = acceptance_positions(rows.assign(dataset="", split="", method=FIXED, setting=fixed[length].label)).rate
     alive = np.zeros(length)  # beyond the last position that was ever reached, too
     alive[: len(rates)] = rates.cumprod()
     return alive

@@ -17,6 +17,7 @@ from analysis.loads.simulator import Load, RequestResults, serve
 from analysis.tables.grid import PLAIN, REFERENCES, Setting, bounded
 from analysis.tables.sweep_context import Recording, SweepContext, reads_head
 from toolkit.config import instantiate
+from toolkit.costs.kept import weighs_costs
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer
@@ -100,10 +101,10 @@ class RecordedPair:
         return keys
 
     def _weighed(self, setting: Setting, batch: int) -> dict[str, Any]:
-        """What a policy that weighs costs takes: table and batch size; nothing if the setting names a cost ratio."""
+        """What a policy that weighs costs takes: table and batch size; nothing if the setting names its costs."""
         policy: Any = self.context.methods[setting.name].policy
         filled: dict[str, Any] = {}
-        if getattr(policy, "costs", "") is None and "policy.cost_ratio" not in setting.parameters:
+        if weighs_costs(policy):
             assert self.costs is not None
             filled["costs"] = str(self.costs[1].resolve())
             if hasattr(policy, "batch_size"):

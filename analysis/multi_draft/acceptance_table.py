@@ -40,7 +40,9 @@ def acceptance_table(sums: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
         line = dict(zip(SETTING, setting, strict=True))
         line |= {"prompts": len(rows), "positions": int(rows.positions.sum())}
         line |= bootstrap.figures(counts, _means, "probability")
-        lines.append(line | bootstrap.figures(counts, _gap))
+        lines.append(
+            line | bootstrap.figures(counts, lambda sums: {"gap": _means(sums)["optimum"] - _means(sums)["acceptance"]})
+        )
     return pd.DataFrame(lines)
 
 
@@ -82,11 +84,6 @@ def headline(table: pd.DataFrame) -> str:
 def _means(totals: Array) -> dict[str, Array]:
     """QUANTITIES [...] of totals [..., 1 + len(SUMS)]."""
     return {name: totals[..., 1 + number] / totals[..., 0] for number, name in enumerate(QUANTITIES)}
-
-
-def _gap(totals: Array) -> dict[str, Array]:
-    means = _means(totals)
-    return {"gap": means["optimum"] - means["acceptance"]}
 
 
 def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
@@ -156,17 +153,13 @@ def shapes(widths: Sequence[int], max_levels: int, max_nodes: int) -> Iterator[t
     yield from below((), 1, 0)
 
 
-def expected_tokens(shape: Sequence[int], probs: dict[int, float]) -> float:
-    return 1 + float(np.cumprod([probs[width] for width in shape]).sum())
-
-
 def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int) -> pd.DataFrame:
     """The best shape of every method and data set; tokens per round, cost and rate (tokens / cost) in target forwards."""
     lines = []
     for (dataset, method), rows in table.groupby(["dataset", "method"], sort=False):
         probs = dict(zip(map(int, rows.K), rows.drafted.clip(0, 1), strict=True))
         trees = list(shapes(sorted(probs), max_levels, max_nodes))
-        tokens = np.array([expected_tokens(shape, probs) for shape in trees])
+        tokens = np.array([1 + np.cumprod([probs[width] for width in shape]).sum() for shape in trees])
         costs = np.array([cost.of_round(shape) for shape in trees])
         is_chain = np.array([max(shape) == 1 for shape in trees])
         if not trees:

@@ -82,6 +82,21 @@ class TextMetric(Metric):
         ]
 
 
+class ReferenceMetric(TextMetric):
+    """A metric that compares with the right responses. needed: what a prompt without any lacks, "answer" or "reference"."""
+
+    needed = "answer"
+    scale: Scale = "probability"
+
+    def score(self, text: str, prompt: Prompt) -> Score:
+        answers = references(prompt)
+        return self.compared(text, answers, prompt) if answers else Score(None, f"no {self.needed} is known")
+
+    @abstractmethod
+    def compared(self, text: str, answers: Sequence[str], prompt: Prompt) -> Score:
+        """The score of a text beside the right responses, of which there is at least one."""
+
+
 def table(metric: Metric, scores: Sequence[Score]) -> Array:
     """Counted quantities [n, k] of all texts; zeros, which add nothing, where there is no score."""
     none = (0.0,) * len(metric.columns)

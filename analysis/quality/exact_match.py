@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
+from collections.abc import Sequence
 
-from analysis.quality.base import Score, TextMetric, references
+from analysis.quality.base import ReferenceMetric, Score
 from data_gen import domains
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
@@ -22,24 +23,20 @@ ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class ExactMatch(TextMetric):
+class ExactMatch(ReferenceMetric):
     """Share of responses with the right answer.
 
     judge  math or instruct: that toy domain's; squad; auto: the domain's for prompts with a toy domain's id, else squad
     """
 
     label = "exact match"
-    scale = "probability"
 
     def __init__(self, judge: str = "auto"):
         if judge not in JUDGES:
             raise InputError(f"judge: expected {', '.join(JUDGES[:-1])} or {JUDGES[-1]}, got {judge!r}")
         self.judge = judge
 
-    def score(self, text: str, prompt: Prompt) -> Score:
-        answers = references(prompt)
-        if not answers:
-            return Score(None, "no answer is known")
+    def compared(self, text: str, answers: Sequence[str], prompt: Prompt) -> Score:
         judge = self.judge
         if judge == "auto":
             toy = TOY_ID.fullmatch(prompt.id)
@@ -49,16 +46,12 @@ class ExactMatch(TextMetric):
         return Score.of(any(domains.get(judge).is_correct(text, answer) for answer in answers))
 
 
-class TokenF1(TextMetric):
+class TokenF1(ReferenceMetric):
     """Mean F1 of the words of response and reference, normalised."""
 
     label = "F1"
-    scale = "probability"
 
-    def score(self, text: str, prompt: Prompt) -> Score:
-        answers = references(prompt)
-        if not answers:
-            return Score(None, "no answer is known")
+    def compared(self, text: str, answers: Sequence[str], prompt: Prompt) -> Score:
         return Score.of(max(f1(first_line(text), answer) for answer in answers))
 
 

@@ -92,10 +92,6 @@ class Template:
         return cls(name, text)
 
     @property
-    def needs_reference(self) -> bool:
-        return "{reference}" in self.text
-
-    @property
     def about(self) -> str:
         return f"template {self.name} ({content_hash(self.text, 8)})"
 
@@ -195,7 +191,8 @@ class LocalLLMJudge:
     def open(self, pair: Any) -> None:
         if self.pair is None:
             device = self.device or ("cpu" if pair is None else str(pair.device))
-            self.pair = ModelPair.from_pretrained(self.model, device=device, dtype=self.dtype, revision=self.revision)
+            options = {"device": device, "dtype": self.dtype, "revision": self.revision, "writable": False}
+            self.pair = ModelPair.from_pretrained(self.model, **options)
 
     def ask(self, questions: Sequence[str]) -> Iterator[tuple[str, Reply]]:
         assert self.pair is not None
@@ -293,7 +290,7 @@ class Judge(Metric):
             if generation.error is not None:
                 reasons.append(f"decoding failed: {generation.error}")
             else:
-                unknown = self.template.needs_reference and prompt.answer is None
+                unknown = "{reference}" in self.template.text and prompt.answer is None
                 reasons.append("no reference answer is known" if unknown else "")
         if all(reasons):
             return [Score(None, reason) for reason in reasons]

@@ -7,38 +7,35 @@ corpus, from n-gram counts that add up, so a bootstrap sample of texts has its o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from analysis.quality.base import Array, Score, TextMetric, references
+from analysis.quality.base import Array, ReferenceMetric, Score
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
 
 ORDERS = (1, 2, 3, 4)
 
 
-class RougeL(TextMetric):
+class RougeL(ReferenceMetric):
     """Mean ROUGE-L F, between 0 and 1. stem: compare word stems (English)."""
 
-    label = "ROUGE-L"
-    scale = "probability"
+    label, needed = "ROUGE-L", "reference"
 
     def __init__(self, stem: bool = True):
         self._scorer = library("rouge_score.rouge_scorer", "rouge-score").RougeScorer(["rougeL"], use_stemmer=stem)
 
-    def score(self, text: str, prompt: Prompt) -> Score:
-        answers = references(prompt)
-        if not answers:
-            return Score(None, "no reference is known")
+    def compared(self, text: str, answers: Sequence[str], prompt: Prompt) -> Score:
         return Score.of(self._scorer.score_multi(answers, text)["rougeL"].fmeasure)
 
 
-class Bleu(TextMetric):
+class Bleu(ReferenceMetric):
     """Corpus BLEU, between 0 and 100. tokenize: sacrebleu's name of how texts are cut into words."""
 
-    label = "BLEU"
+    label, needed = "BLEU", "reference"
     scale = "log"
     columns = ("length", "reference_length", *(f"correct_{n}" for n in ORDERS), *(f"total_{n}" for n in ORDERS))
 
@@ -49,10 +46,7 @@ class Bleu(TextMetric):
         except Exception as error:
             raise InputError(f"tokenize: expected a tokenizer of sacrebleu, got {tokenize!r}: {error!r}") from None
 
-    def score(self, text: str, prompt: Prompt) -> Score:
-        answers = references(prompt)
-        if not answers:
-            return Score(None, "no reference is known")
+    def compared(self, text: str, answers: Sequence[str], prompt: Prompt) -> Score:
         bleu = self._counter.sentence_score(text, answers)
         return Score(tuple(map(float, (bleu.sys_len, bleu.ref_len, *bleu.counts, *bleu.totals))))
 

@@ -89,9 +89,14 @@ def logits_of(output: str, logistic: Logistic, part: Samples) -> tuple[Tensor, T
 
 
 def forms(output: str, form: str) -> list[list[str]]:
-    """The sets of inputs that are tried: of the form `log_odds`, `numbers` or `products`; of `best` the last two."""
+    """The sets of inputs that are tried: those of a form; of `best` the numbers, and with their products."""
     numbers = NUMBERS[:-1] if output == "position" else NUMBERS
-    sets = {"log_odds": [numbers[0]], "numbers": list(numbers), "products": input_names(numbers)}
+    sets = {
+        "log_odds": [numbers[0]],
+        "ratio": list(numbers[:2]),
+        "numbers": list(numbers),
+        "products": input_names(numbers),
+    }
     return [sets["numbers"], sets["products"]] if form == "best" else [sets[form]]
 
 
@@ -204,6 +209,6 @@ def _warn_of_others(folders: Sequence[Path], summaries: Sequence[Mapping[str, An
                 line = drawn.loc[folder.name]
                 warn(
                     f"statistics: {folder} was recorded with another {name} than {folders[0]} ({values[1]}, {values[0]}): "
-                    f"on its texts held out the mean estimate is {line.mean_estimate:.3f}, the mean acceptance {line.mean_label:.3f}, "
-                    f"ECE {line.ECE:.3f}"
+                    f"on its texts held out the mean estimate is {line.mean_estimate:.3f}, the mean acceptance "
+                    f"{line.mean_label:.3f}, ECE {line.ECE:.3f}"
                 )

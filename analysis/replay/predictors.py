@@ -1,23 +1,23 @@
 """What predicts acceptance, and what it is worth: analysis.heads statistics=[TRACES] tuning={DOMAIN: TRACES} tests={...}.
 
-heads=[...] adds a row for every head.
+heads=[...] adds a row for every head. Rows: `analysis.replay.predictor_rows`.
 
 Every row is replayed on the same recordings (upper_bound=true, and with states for heads). Each has one number, chosen from the
-same list (`thresholds`) on the domain's tuning texts: K, or what a score must reach. Every figure is of the test texts.
+same list (`thresholds`) on the domain's tuning texts: K, or what a score must reach. Every figure is of the test texts. The
+tables' domains are those of the draft and the temperature of `statistics`; others show what carries over.
 
-    predictors   share of the way from the best fixed K to the upper bound, AUC and ECE, microseconds per token
+    predictors   one line per row and domain: share of the way from the best fixed K to the upper bound, AUC, ECE (the mean
+                 over depths in the round) raw and calibrated on the tuning texts, and the share without a chosen level: the
+                 rate rule at cost_ratio, raw and calibrated
+    calibration  ECE by depth, raw and calibrated
+    drift        the domain changes in the middle: everything chosen and fitted on the one before
     predictors.md  the same as people read it
-
-    online, cold     the online logistic, begun again with every text
-    online, carried  its weights carried from text to text; the level is the one that `online, cold` chose
-    online, warm     its form, fitted to the domain's tuning texts and then fixed
-    statistics       fitted to the recordings of `statistics`; `of DOMAIN`: to that domain's tuning texts alone
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,52 +25,63 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
-from analysis.replay.fit_statistics import Samples, chosen_fit, samples, score
-from analysis.replay.head_folders import CandidateHead, find_heads, threshold_policy
-from analysis.replay.head_scores import drawn_samples
+from analysis.replay.calibrate import fitted_maps, scored_maps
+from analysis.replay.fit_samples import Samples, samples, score
+from analysis.replay.head_folders import CandidateHead, find_heads
+from analysis.replay.predictor_pages import carries_over, page
+from analysis.replay.predictor_rows import (
+    CARRIED,
+    COLD,
+    STATISTICS,
+    WARM,
+    Predictor,
+    estimated,
+    head_labels,
+    of_head,
+    of_statistics,
+    online,
+    untrained,
+    warm,
+    with_calibration,
+    without_level,
+)
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show
-from analysis.tables.grid import FIXED, UPPER_BOUND
+from analysis.tables.files import read_table, save_table
+from analysis.tables.grid import ORACLE, UPPER_BOUND
 from analysis.tables.rows import Array, throughput
-from analysis.tables.standing import interval_text, standing
-from toolkit.acceptance import Confidence as ConfidenceEstimator
-from toolkit.acceptance import OnlineLogistic, PrereadHead, StatisticsEstimator
-from toolkit.acceptance.folder import scorer_with
-from toolkit.acceptance.statistics import OUTPUTS
+from analysis.tables.standing import FIXED, standing
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
-from toolkit.files.atomic import write_text
+from toolkit.files.atomic import read_json, write_text
 from toolkit.models.teacher import hidden_size
 from toolkit.runs.stage import open_stage
-from toolkit.stopping import Bounded, Confidence, OnlineRate, Rate
-from toolkit.trace import Trace, bounds
-from toolkit.trace.replay import Sent, VerifiedLengths, by_rounds, draft, sweep_levels
-from toolkit.trace.steps import Geometry, RecordedStep, step_at
+from toolkit.trace import Trace, join
+from toolkit.trace.replay import carried
 from toolkit.trace.store import SUMMARY, read_traces
-from toolkit.types import Counts, DraftStep
+from toolkit.types import DraftStep
 
-CARRIED, COLD = "online, carried", "online, cold"
 CALLS = 300  # of an estimator, timed
+SIZES = (1000, 5000, 20000)  # positions of the learning curve; the last ones are all
+REFERENCES = (FIXED, UPPER_BOUND, ORACLE)
 
 
-@dataclass(frozen=True)
-class Predictor:
-    """One row of the table.
+@dataclass
+class Domain:
+    """The recordings of a domain, and the level of every row that is best on the tuning one.
 
-    counts   of a trace at every level [levels, texts, counts]; or at one level, if `at` is not None
-    probs    P(accepted) [P] of the tokens drawn at all positions of a trace; None: it predicts none
-    call     one estimate of a token, to be timed; None: nothing is estimated
-    at       the row whose chosen level this one takes
+    home     recorded with the draft and at the temperature of `statistics`
+    counts   [texts, counts] of a row at its level, on the test texts
     """
 
-    counts: Callable[[Trace, list[float]], Array]
-    probs: Callable[[Trace], Tensor] | None = None
-    call: Callable[[DraftStep], Any] | None = None
-    needs_states: bool = False
-    at: str | None = None
+    name: str
+    dev: Trace
+    test: Trace
+    home: bool
+    rows: dict[str, Predictor]
+    chosen: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Array] = field(default_factory=dict)
 
 
 def compare_predictors(cfg: commands.Heads) -> Path:
@@ -84,162 +95,161 @@ def compare_predictors(cfg: commands.Heads) -> Path:
     folders = {name: (Path(tuning[name]), Path(tests[name])) for name in tuning}
     learned = [Path(folder) for folder in plain(cfg.statistics)]
     every = [*learned, *(folder for pair in folders.values() for folder in pair)]
-    heads = find_heads(plain(cfg.heads), every[len(learned) :]) if cfg.heads is not None else []
+    drafts, temperatures = zip(*map(_recorded_with, every), strict=True)
+    own_draft = [folder for folder, draft in zip(every, drafts, strict=True) if draft == drafts[0]][len(learned) :]
+    heads = find_heads(plain(cfg.heads), own_draft) if cfg.heads is not None else []
     stage = open_stage("heads", cfg, inputs=[folder / SUMMARY for folder in every], ignore=("track",))
     if not stage.finished:
         own = instantiate(cfg.draft)
-        parts = {name: samples(read_traces(pair[0]), cfg.max_drafted, cfg.seed) for name, pair in folders.items()}
         fitted = Samples.join(
             [samples(read_traces(folder, replicate=None), cfg.max_drafted, cfg.seed) for folder in learned]
         )
-        rows: dict[str, Predictor] = {}
-        rows |= {f"head {head.name}": _of_head(head, own) for head in heads}
-        rows["statistics"] = _of_estimator(estimator_of(fitted, cfg.form, cfg.seed))
+        rows = _fitted_rows(fitted, cfg)
+        parts = {name: samples(read_traces(pair[0]), cfg.max_drafted, cfg.seed) for name, pair in folders.items()}
         for name, part in parts.items():
-            rows[f"statistics of {name}"] = _of_estimator(estimator_of(part, "numbers", cfg.seed))
-        lines = []
-        for name, (dev, test) in folders.items():
-            warm = {"online, warm": _of_estimator(estimator_of(parts[name], "log_odds", cfg.seed))}
-            lines.append(
-                _domain(name, read_traces(dev), read_traces(test), {**_untrained(), **warm, **rows}, own, heads, cfg)
-            )
-        save_table(pd.concat(lines, ignore_index=True), stage.folder, "predictors")
+            rows[f"{STATISTICS} of {name}"] = of_statistics(part, "numbers", cfg.seed)
+        by_name = {name: (_recorded_with(pair[1]) == (drafts[0], temperatures[0])) for name, pair in folders.items()}
+        domains = [
+            _tuned(name, pair, by_name[name], rows, parts[name], heads if pair[1] in own_draft else [], own, cfg)
+            for name, pair in folders.items()
+        ]
+        lines = [_lines(domain, own, cfg) for domain in domains]
+        save_table(pd.concat([table for table, _ in lines], ignore_index=True), stage.folder, "predictors")
+        save_table(pd.concat([depths for _, depths in lines], ignore_index=True), stage.folder, "calibration")
+        save_table(_drift([domain for domain in domains if domain.home], cfg), stage.folder, "drift")
         stage.finish(positions=len(fitted.depth))
-    table = read_table(stage.folder, "predictors")
-    title = (
-        f"c = {cfg.cost_ratio:g}; every setting is chosen on `tuning`, every figure is of `tests`; statistics are fitted to "
-        f"{stage.manifest['positions']} positions"
-    )
-    results = readable(table)
-    write_text(stage.folder / "predictors.md", f"# What predicts acceptance\n\n{title}\n\n{markdown(results)}\n")
-    show(results, title, stage.folder / "predictors.md")
+    names = ("predictors", "calibration", "drift")
+    tables = {name: read_table(stage.folder, name) for name in names}
+    text = page(tables, cfg.cost_ratio, stage.manifest["positions"])
+    write_text(stage.folder / "predictors.md", text)
+    print(text)
     return stage.folder
 
 
-def estimator_of(part: Samples, form: str, seed: int) -> StatisticsEstimator:
-    """The estimator fitted to all samples."""
-    return StatisticsEstimator(outputs={name: chosen_fit(name, part, form, seed) for name in OUTPUTS})
+def _recorded_with(folder: Path) -> tuple[str, float]:
+    summary = read_json(folder / SUMMARY)
+    return summary["draft_fingerprint"], summary["sampling"]["temperature"]
 
 
-def _levels(trace: Trace, policy: Any, levels: list[float]) -> Array:
-    return np.stack([replayed.per_text for replayed in sweep_levels(trace, policy, levels, 1)])
+def _fitted_rows(fitted: Samples, cfg: commands.Heads) -> dict[str, Predictor]:
+    """Statistics of all positions, and of few: texts in a random order until so many are reached."""
+    rows = {STATISTICS: of_statistics(fitted, cfg.form, cfg.seed)}
+    order = torch.from_numpy(np.random.default_rng(cfg.seed).permutation(int(fitted.sequence.max()) + 1))
+    lengths = torch.bincount(fitted.sequence, minlength=len(order))[order]
+    for size in SIZES:
+        if size < len(fitted.depth):
+            chosen = fitted.where(torch.isin(fitted.sequence, order[lengths.cumsum(0) - lengths < size]))
+            rows[f"{STATISTICS}, {size:,}"] = of_statistics(chosen, cfg.form, cfg.seed)
+    return rows
 
 
-def _of_estimator(estimator: Any) -> Predictor:
-    def counts(trace: Trace, levels: list[float]) -> Array:
-        return _levels(trace, Rate(estimator, rate=1.0), levels)
-
-    def probs(trace: Trace) -> Tensor:
-        return estimator.drawn_probs(RecordedStep(trace, 1, torch.arange(trace.num_positions)))[0]
-
-    return Predictor(counts, probs, estimator.drawn_probs)
-
-
-def _of_head(head: CandidateHead, own: Any) -> Predictor:
-    policy, scorer = threshold_policy(head.head, True), scorer_with(head.head, own, "cpu")
-
-    def counts(trace: Trace, levels: list[float]) -> Array:
-        return _levels(trace, policy, levels)
-
-    def probs(trace: Trace) -> Tensor:
-        preread = isinstance(head.head, PrereadHead)
-        logits, _, _ = drawn_samples(trace, trace.head_logits(head.head.key), preread)
-        values = torch.full((trace.num_positions,), torch.nan)
-        values[read_positions(trace)] = torch.sigmoid(logits + float(head.head.config["log_w_rej"])).float()
-        return values
-
-    return Predictor(counts, probs, scorer, needs_states=True)
-
-
-def _untrained() -> dict[str, Predictor]:
-    """The rows that nothing is fitted for."""
-
-    def online(trace: Trace, level: float) -> Bounded:
-        return Bounded(OnlineRate(OnlineLogistic(), cost_ratio=1.0, rate=level), 1, trace.max_drafted).bind(None)
-
-    confidence = ConfidenceEstimator()
-    return {
-        FIXED: Predictor(lambda trace, levels: np.stack([v.per_text for k, v in bounds.fixed(trace).items() if k])),
-        UPPER_BOUND: Predictor(
-            lambda trace, levels: np.stack([bounds.at_price(trace, level).per_text for level in levels])
-        ),
-        "confidence": Predictor(
-            lambda trace, levels: _levels(trace, Confidence(0.5), levels),
-            lambda trace: trace.token_prob[: trace.num_positions],
-            confidence.drawn_probs,
-        ),
-        COLD: Predictor(
-            lambda trace, levels: np.stack([by_rounds(trace, online(trace, level)).per_text for level in levels])
-        ),
-        CARRIED: Predictor(
-            lambda trace, levels: np.stack([carried(trace, online(trace, level)) for level in levels]), at=COLD
-        ),
-    }
-
-
-def carried(trace: Trace, policy: Any) -> Array:
-    """Counts [texts, counts] of a policy whose estimator's weights go on from text to text, in the order of the recording."""
-    geometry, device = Geometry.of(trace), torch.device("cpu")
-    state = policy.init(1, device)
-    weights = policy.policy.estimator.init(1, policy.max_drafted, device)
-    counts = np.zeros((trace.num_texts, len(Counts.__dataclass_fields__)))
-    for text in range(trace.num_texts):
-        state = {**policy.init(1, device), **{name: state[name] for name in weights}}
-        at, end = int(trace.text_first[text]), int(trace.text_first[text + 1])
-        while at < end:
-            starts = torch.tensor([at])
-            num_drafted, num_calls, state = draft(trace, geometry, starts, policy, state)
-            accepted = torch.minimum(num_drafted, geometry.run[starts])
-            state = policy.observe(Sent(num_drafted, num_calls), VerifiedLengths(accepted), state)
-            produced = int(torch.minimum(accepted + 1, geometry.left[starts]))
-            drafted = int(num_drafted)
-            of_round = {
-                "num_drafted": drafted, "num_draft_calls": int(num_calls), "num_target_calls": 1,
-                "num_generated": produced, "num_discarded": drafted + 1 - produced,
-            }  # fmt: skip
-            counts[text] += [of_round[name] for name in Counts.__dataclass_fields__]
-            at += produced
-    return counts
-
-
-def read_positions(trace: Trace) -> Tensor:
-    """The positions whose drawn token is read by a further step: those that every predictor is scored on."""
-    starts = torch.arange(trace.num_positions)
-    return starts[step_at(trace, Geometry.of(trace), starts, 2)[1]]
-
-
-def _domain(
+def _tuned(
     name: str,
-    dev: Trace,
-    test: Trace,
-    rows: Mapping[str, Predictor],
-    own: Any,
+    folders: tuple[Path, Path],
+    home: bool,
+    fitted: Mapping[str, Predictor],
+    part: Samples,
     heads: list[CandidateHead],
+    own: Any,
     cfg: commands.Heads,
-) -> pd.DataFrame:
-    """The lines of a domain: each row at the level that is best on dev."""
+) -> Domain:
+    """A domain with the level of every row, chosen on its tuning texts, and what the row counts there on the test texts."""
+    dev, test = (read_traces(folder) for folder in folders)
     for head in heads:
         dev, test = (_with_head(trace, head, own) for trace in (dev, test))
-    levels, chosen, counts, extras = [float(h) for h in cfg.thresholds], dict[str, int](), [], []
-    at = read_positions(test)
-    for row, predictor in rows.items():
+    levels, rows = [float(h) for h in cfg.thresholds], untrained()
+    rows |= {"log odds, fitted": of_statistics(part, "log_odds", cfg.seed)}
+    rows |= {"log odds and log ratio, fitted": of_statistics(part, "ratio", cfg.seed)}
+    rows |= fitted | {n: of_head(h, own) for n, h in head_labels(heads).items()}
+    if not home:
+        rows = {row: predictor for row, predictor in rows.items() if row in REFERENCES or carries_over(row)}
+    domain = Domain(name, dev, test, home, rows)
+
+    def choose(row: str) -> None:
+        predictor = domain.rows[row]
         if predictor.at is None:
-            chosen[row] = int(throughput(predictor.counts(dev, levels).sum(1), cfg.cost_ratio).argmax())
-            counts.append(predictor.counts(test, levels)[chosen[row]])
+            on_dev = throughput(predictor.counts(dev, levels).sum(1), cfg.cost_ratio)
+            domain.chosen[row] = int(on_dev.argmax())
         else:
-            chosen[row] = chosen[predictor.at]
-            counts.append(predictor.counts(test, [levels[chosen[row]]])[0])
-        extra: dict[str, Any] = {"setting": f"K={chosen[row] + 1}" if row == FIXED else f"h={levels[chosen[row]]:g}"}
-        if predictor.probs is not None:
-            logits = predictor.probs(test)[at].double().logit(eps=1e-6)
-            scored = score(logits, test.accept_prob[at].double())
-            extra |= {key: scored[key] for key in ("AUC", "ECE", "log_loss")}
+            domain.chosen[row] = domain.chosen[predictor.at]
+        domain.counts[row] = _at_level(domain, row, test, levels)
+
+    for row in domain.rows:
+        choose(row)
+    if home:
+        domain.rows[WARM] = warm(dev, levels[domain.chosen[COLD]])
+        choose(WARM)
+    return domain
+
+
+def _at_level(domain: Domain, row: str, trace: Trace, levels: list[float]) -> Array:
+    """Counts [texts, counts] of a row on a trace, at the level that the domain chose for it."""
+    chosen = domain.chosen[row]
+    counts = domain.rows[row].counts(trace, levels if row == FIXED else [levels[chosen]])
+    return counts[chosen if row == FIXED else 0]
+
+
+def _lines(domain: Domain, own: Any, cfg: commands.Heads) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The lines of a domain, and ECE by depth of every row that estimates a probability."""
+    levels, extras, depths = [float(h) for h in cfg.thresholds], [], []
+    free: dict[str, Array] = {}
+    judged = [samples(trace, cfg.max_drafted, cfg.seed) for trace in (domain.dev, domain.test)]
+    for row, predictor in domain.rows.items():
+        chosen = domain.chosen[row]
+        setting = f"K={chosen + 1}" if row == FIXED else f"h={levels[chosen]:g}"
+        extra: dict[str, Any] = {"setting": "" if row == ORACLE else setting, "positions": predictor.positions}
+        extra["states"] = predictor.needs_states
+        if predictor.estimator is not None:
+            on_dev, on_test = (
+                estimated(predictor.estimator, trace, part)
+                for trace, part in zip((domain.dev, domain.test), judged, strict=True)
+            )
+            calibration, drawn = fitted_maps(on_dev), {"drawn": on_test["drawn"]}
+            table = pd.DataFrame(scored_maps(drawn, calibration)).assign(method=row, domain=domain.name)
+            single = table[table.depth != "all"]
+            extra |= {key: np.average(single[key], weights=single.positions) for key in ("ECE", "ECE_calibrated")}
+            extra |= {key: score(*drawn["drawn"][:2])[key] for key in ("AUC", "log_loss")}
+            depths.append(table)
+            mapped = with_calibration(predictor.estimator, calibration)
+            for name, estimator in (("free", predictor.estimator), ("free_calibrated", mapped)):
+                counts = None if estimator is None else without_level(domain.test, estimator, cfg.cost_ratio)
+                if counts is not None:
+                    free[f"{row}/{name}"] = counts
         if predictor.call is not None:
-            extra |= {"microseconds": microseconds(predictor.call, own), "states": predictor.needs_states}
+            extra["microseconds"] = microseconds(predictor.call, own)
         extras.append(extra)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    table = standing(np.stack(counts, 1), list(rows), FIXED, cfg.cost_ratio, bootstrap)
-    return table.join(pd.DataFrame(extras)).assign(domain=name, prompts=test.num_texts)
+    every = {**domain.counts, **free}
+    table = standing(np.stack(list(every.values()), 1), list(every), FIXED, cfg.cost_ratio, bootstrap)
+    shares = table.set_index("method").upper_bound_share
+    table = table[table.method.isin(list(domain.counts))].set_index("method")
+    for name in ("free", "free_calibrated"):
+        table[name] = [shares.get(f"{row}/{name}", np.nan) for row in table.index]
+    table = table.join(pd.DataFrame(extras, index=list(domain.rows))).reset_index()
+    about = {"domain": domain.name, "home": domain.home, "prompts": domain.test.num_texts}
+    return table.assign(**about), pd.concat(depths, ignore_index=True)
+
+
+def _drift(domains: list[Domain], cfg: commands.Heads) -> pd.DataFrame:
+    """The domain changes to the next one in the middle; shares are of the second half, of its own best fixed K and bound."""
+    levels, tables = [float(h) for h in cfg.thresholds], []
+    for before, after in zip(domains, domains[1:] + domains[:1], strict=True):
+        if before is after:
+            continue
+        half = {FIXED: after.counts[FIXED], UPPER_BOUND: after.counts[UPPER_BOUND]}
+        half["best fixed K of the first domain"] = _at_level(before, FIXED, after.test, levels)
+        for row in before.rows:
+            others = row.startswith(f"{STATISTICS} of ") and row != f"{STATISTICS} of {before.name}"
+            if row not in REFERENCES and row != CARRIED and not others:
+                name = row.replace(f"{STATISTICS} of {before.name}", f"{STATISTICS} of the first domain")
+                half[name] = _at_level(before, row, after.test, levels)
+        level, alone = levels[before.chosen[COLD]], [replace(d.test, estimates={}) for d in (before, after)]
+        both, _ = carried(join(alone), online(join(alone), level))
+        half[CARRIED] = both.per_text[before.test.num_texts :]
+        bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+        table = standing(np.stack(list(half.values()), 1), list(half), FIXED, cfg.cost_ratio, bootstrap)
+        tables.append(table.assign(before=before.name, after=after.name, prompts=after.test.num_texts))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"method": []})
 
 
 def _with_head(trace: Trace, head: CandidateHead, own: Any) -> Trace:
@@ -261,17 +271,3 @@ def microseconds(call: Callable[[DraftStep], Any], own: Any) -> float:
         call(step)
         times.append(perf_counter() - started)
     return float(np.median(times) * 1e6)
-
-
-def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """One line per row of the table, shares, AUC and ECE of every domain beside each other."""
-    lines = []
-    for row in table.method.unique():
-        mine = table[table.method == row].set_index("domain")
-        line: dict[str, Any] = {"predictor": row}
-        for domain, entry in mine.iterrows():
-            line[f"{domain}: share"] = interval_text(entry, "upper_bound_share", "{:.0%}")
-            line |= {f"{domain}: {name}": entry.get(name) for name in ("AUC", "ECE")}
-        line |= {"us per token": mine.microseconds.median(), "states": "yes" if mine.states.eq(True).any() else "no"}
-        lines.append(line)
-    return pd.DataFrame(lines).round({"us per token": 0})

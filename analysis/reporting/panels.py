@@ -96,10 +96,6 @@ class Panel:
     logged: Sequence[str] = field(default_factory=list)
 
 
-def panels(folders: Sequence[Folder]) -> list[Panel]:
-    return [_frontier(folders), _costs(folders), _positions(folders), _calibration(folders), _comparison(folders)]
-
-
 Draw = Callable[[pd.DataFrame, str], dict[str, Any]]
 
 
@@ -112,44 +108,42 @@ def _held(
             yield folder, table
 
 
-def _frontier(folders: Sequence[Folder]) -> Panel:
+def panels(folders: Sequence[Folder]) -> list[Panel]:
+    """Frontier, costs, positions, calibration and comparison, each from the folders that have its table."""
     needs = ("method", "setting", "discard_rate", "verification_rate", "undominated")
-    held = list(_held(folders, ("frontier",), "settings", needs)) or list(_held(folders, ("sweep",), "summary", needs))
-    drawn = [*_by_dataset(held, charts.frontier_chart)]
-    logged = [f"frontier/pareto-{name}" if folder.stage == "frontier" else "sweep/pareto" for folder, name, _ in drawn]
+    settings = list(_held(folders, ("frontier",), "settings", needs)) or _held(folders, ("sweep",), "summary", needs)
+    frontier = [*_by_dataset(settings, charts.frontier_chart)]
+    logged = [
+        f"frontier/pareto-{name}" if folder.stage == "frontier" else "sweep/pareto" for folder, name, _ in frontier
+    ]
     title = "Frontier: discard rate against verification rate"
-    return _panel("frontier", title, "a frontier or a sweep", drawn, logged)
-
-
-def _costs(folders: Sequence[Folder]) -> Panel:
-    held = _held(folders, ("frontier",), "costs", ("method", "cost_ratio", "throughput"))
-    drawn = [*_by_dataset(held, charts.costs_chart)]
-    logged = [f"frontier/costs-{name}" for _, name, _ in drawn]
-    return _panel("costs", "Throughput over the cost ratio", "a frontier", drawn, logged)
-
-
-def _positions(folders: Sequence[Folder]) -> Panel:
+    drawn = [_panel("frontier", title, "a frontier or a sweep", frontier, logged)]
+    curves = _held(folders, ("frontier",), "costs", ("method", "cost_ratio", "throughput"))
+    costs = [*_by_dataset(curves, charts.costs_chart)]
+    logged = [f"frontier/costs-{name}" for _, name, _ in costs]
+    drawn.append(_panel("costs", "Throughput over the cost ratio", "a frontier", costs, logged))
     held = _held(folders, ("sweep",), "positions", ("position", "reached", "accepted", "rate"))
     few = [(folder, few_settings(table, folder.table("summary"))) for folder, table in held]
-    drawn = [*_by_dataset([(f, t) for f, t in few if (t.reached >= 10).any()], charts.positions_chart)]
-    title, logged = "Acceptance by position in the round", ["sweep/positions"] * len(drawn)
-    return _panel("positions", title, "a sweep with chains", drawn, logged)
-
-
-def _calibration(folders: Sequence[Folder]) -> Panel:
-    needs = ("scores", "count", "mean_prob", "mean_label")
-    held = _held(folders, ("train", "calibration"), "reliability", needs)
-    chart = charts.reliability_chart
-    drawn = [(folder, folder.path.name, chart(table, f"reliability of {folder.path.name}")) for folder, table in held]
-    return _panel("calibration", "Calibration of heads", "a trained head", drawn, ["val/reliability"] * len(drawn))
-
-
-def _comparison(folders: Sequence[Folder]) -> Panel:
-    for stage, name in (("compare", "comparison"), ("frontier", "results"), ("sweep", "summary")):
+    positions = [*_by_dataset([(f, t) for f, t in few if (t.reached >= 10).any()], charts.positions_chart)]
+    title, logged = "Acceptance by position in the round", ["sweep/positions"] * len(positions)
+    drawn.append(_panel("positions", title, "a sweep with chains", positions, logged))
+    held = _held(folders, ("train", "calibration"), "reliability", ("scores", "count", "mean_prob", "mean_label"))
+    named = [(folder, folder.path.name, table) for folder, table in held]
+    heads = [(f, name, charts.reliability_chart(table, f"reliability of {name}")) for f, name, table in named]
+    logged = ["val/reliability"] * len(heads)
+    drawn.append(_panel("calibration", "Calibration of heads", "a trained head", heads, logged))
+    comparison = Panel(
+        "comparison", "Comparison", "Missing: none of the folders is a comparison, a frontier or a sweep."
+    )
+    for stage, name, key in (
+        ("compare", "comparison", "compare/table"),
+        ("frontier", "results", "frontier/frontier"),
+        ("sweep", "summary", "sweep/summary"),
+    ):
         for folder, table in _held(folders, (stage,), name, ("method",)):
-            key = {"comparison": "compare/table", "results": "frontier/frontier", "summary": "sweep/summary"}[name]
-            return Panel("comparison", "Comparison", table=frame_view(name, table), folders=[folder], logged=[key])
-    return Panel("comparison", "Comparison", "Missing: none of the folders is a comparison, a frontier or a sweep.")
+            shown = frame_view(name, table)
+            return [*drawn, Panel("comparison", "Comparison", table=shown, folders=[folder], logged=[key])]
+    return [*drawn, comparison]
 
 
 def _by_dataset(held: Any, draw: Draw) -> Iterator[tuple[Folder, str, dict[str, Any]]]:

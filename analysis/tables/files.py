@@ -76,9 +76,9 @@ def write_parquet(frame: pd.DataFrame, path: Path) -> Path:
     return write_atomic(path, write)
 
 
-def read_parquet(path: Path | str, hint: str = "delete it and run the command that made it again") -> pd.DataFrame:
+def read_parquet(path: Path | str) -> pd.DataFrame:
     """A Parquet file. Raises InputError if it is missing, empty, cut short or not what was written."""
-    path = Path(path)
+    path, hint = Path(path), "delete it and run the command that made it again"
     try:
         if path.stat().st_size == 0:
             raise InputError(f"{path} is empty: expected a table; {hint}")

@@ -240,8 +240,9 @@ class Recording:
             )  # fmt: skip
         return self.traces[temperature]
 
-    def rows(self, setting: Setting, trace: Trace | None) -> pd.DataFrame:
-        """The setting's row of every prompt, replayed on `trace_for` it."""
+    def rows(self, setting: Setting) -> pd.DataFrame:
+        """The setting's row of every prompt."""
+        trace = self.trace_for(setting)  # recorded before the clock starts
         started = perf_counter()
         replayed = self._replay(trace, setting)
         seconds = perf_counter() - started

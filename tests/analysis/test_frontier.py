@@ -412,12 +412,6 @@ def test_the_upper_bound_knows_a_penalty_and_a_limit_by_text_is_refused(tmp_path
         sweep.run(sweep_config(tmp_path, grid=GRID, source="traces", sampling={"max_length": 60}))
 
 
-@pytest.mark.parametrize("price", [None, -1])
-def test_an_upper_bound_needs_a_price(tmp_path, price):
-    with pytest.raises(InputError, match=r"^grid\.upper_bound\.price: expected numbers above 0[^\n]*$"):
-        sweep.run(sweep_config(tmp_path, grid={"upper_bound": {} if price is None else {"price": [price]}}))
-
-
 def test_the_default_grid_holds_every_head_once():
     settings = {"rate": [None], "specdec_pp": [None]}
     for overrides, expected in (([], settings), (["grid.specdec_pp.head=[A,B]"], {k: ["A", "B"] for k in settings})):

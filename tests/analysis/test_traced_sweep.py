@@ -161,15 +161,12 @@ def test_a_wrong_recording_is_found_out(folders):
     assert table.loc["K=4", "low"] > 0 and table.loc["K=1", "low"] < 0 < table.loc["K=1", "high"]
 
 
-def test_a_sweep_on_the_wrong_side_is_refused(folders, tmp_path):
+def test_a_sweep_on_the_wrong_side_or_without_a_common_setting_is_refused(folders, tmp_path):
     """Compared with itself, a live sweep would agree however wrong the replay is."""
     with pytest.raises(InputError, match=r"replayed: expected sweeps with source=traces, .* was made with source=live"):
         agreement_of(folders["live"], [folders["live"]], 0.2)
     with pytest.raises(InputError, match="replayed: expected source=live"):
         sweep.run(sweep_config(tmp_path, grid=AGREEING, source="traces", replayed=[str(folders["traces"])]))
-
-
-def test_sweeps_without_a_common_setting_are_refused(folders):
     rows = load_rows([folders["traces"]], "replayed")
     with pytest.raises(InputError, match="no setting and prompt in common"):
         agreement(rows, rows.assign(setting="K=9"), 0.2, Bootstrap(100))

@@ -8,13 +8,26 @@ from itertools import product
 import pytest
 import torch
 
-from toolkit import config
+from toolkit import ModelPair, config
+from toolkit.acceptance import BlockEstimator
+from toolkit.costs.load import LoadCost
+from toolkit.costs.table import CostTable
 from toolkit.decoding import BlockProposer, ChainProposer, Method, Sampling, decode
 from toolkit.errors import InputError
 from toolkit.sampling import warp
-from toolkit.stopping import Always, Confidence, Fixed, StoppingPolicy
-from toolkit.testing import chi_square
-from toolkit.testing.blocks import block_pair, check_anticipation
+from toolkit.stopping import (
+    Always,
+    BatchRate,
+    BlockDraftRate,
+    Bounded,
+    Confidence,
+    Fixed,
+    Rate,
+    StoppingPolicy,
+)
+from toolkit.stopping.prices import PriceTable
+from toolkit.testing import chi_square, ragged_prompts, tiny_llama
+from toolkit.testing.blocks import block_pair, check_anticipation, tiny_block
 from toolkit.types import DraftStep
 from toolkit.verification import get
 
@@ -211,3 +224,78 @@ def test_what_is_not_drawn_is_not_known(name):
         getattr(DraftStep(1, probs.log(), probs, probs), name)
     with pytest.raises(InputError, match="before it is drawn"):
         decode(block_pair(3), [[0]], Method("early", AsksTooSoon(), get("rejection")), Sampling(max_new_tokens=3))
+
+
+# -- what a block costs -----------------------------------------------------------------------------------------------
+
+
+class Positions:
+    """An estimator for tests: the acceptance of a position is q's largest probability there."""
+
+    def bind(self, pair):
+        return self
+
+    def position_prob(self, step):
+        return step.top_probs[:, 0]
+
+
+def block_step(largest, depth):
+    probs = torch.tensor([[largest, 1 - largest]])
+    return DraftStep(depth, probs.log(), probs, probs)
+
+
+def block_rate_policy(most=4, **settings):
+    return Bounded(BlockDraftRate(Positions(), **settings), 0, most).bind(None).policy
+
+
+def test_a_position_is_sent_while_its_probability_exceeds_its_column_at_the_texts_rate():
+    """Once the block is drafted its cost is spent, however high it was."""
+    for cost_ratio in (0.0, 5.0):
+        policy = block_rate_policy(cost_ratio=cost_ratio, column_cost=0.3, initial_rate=1.5)
+        state, survival = policy.init(1, torch.device("cpu")), 1.0
+        for depth, largest in enumerate((0.9, 0.8, 0.7, 0.6), start=1):
+            state, sent = policy.read(block_step(largest, depth), state)
+            survival *= largest
+            assert bool(sent) == (survival > 1.5 * 0.3), depth
+            step = block_step(largest, depth)
+            step.tokens = torch.zeros(1, dtype=torch.long)
+            state, _ = policy.step(step, state)
+
+
+def test_a_block_is_drafted_iff_its_expected_tokens_exceed_its_cost():
+    live = torch.ones(1, dtype=torch.bool)
+    gain = sum(0.6**k for k in range(1, 5))
+    for cost_ratio in (0.2, 0.6, 0.9, 1.2):
+        policy = block_rate_policy(cost_ratio=cost_ratio, column_cost=0.0, acceptance=0.6, initial_rate=1.5)
+        assert bool(policy.begin(live, policy.init(1, live.device))[1]) == (gain > 1.5 * cost_ratio)
+
+
+def test_with_free_columns_the_whole_block_is_sent():
+    policy = block_rate_policy(column_cost=0.0)
+    state = policy.init(1, torch.device("cpu"))
+    assert all(bool(policy.read(block_step(0.51, depth), state)[1]) for depth in range(1, 5))
+
+
+def test_a_block_is_paid_for_once_by_every_rule_that_weighs_costs():
+    table = PriceTable.of(LoadCost.ratio(0.4, 0.1), 1, 4, flat=False, blocks=True)
+    assert table.middle.tokens[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
+    pair = block_pair(4)
+    rate = Bounded(Rate(ConstantScore(), costs=CostTable.ratio(0.4, 0.1)), 1, 4).bind(pair).policy
+    assert rate.prices.middle.tokens[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
+    batch = Bounded(BatchRate(ConstantScore(), cost_ratio=0.4, column_cost=0.1), 1, 4).bind(pair).policy
+    assert batch._costs(batch.init(2, torch.device("cpu")))[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
+
+
+def test_a_drafts_own_confidence_head_is_read():
+    target = tiny_llama(32, 3, 1, torch.float64)
+    pair = ModelPair(target, tiny_block(target, "dspark"), costs="assumed")
+    estimator = BlockEstimator().bind(pair)
+    hidden = torch.randn(5, pair.draft.state_width, dtype=torch.float64)
+    logits = torch.randn(5, 97)
+    step = DraftStep(1, logits, logits.softmax(-1), hidden)
+    head = pair.draft.confidence_head.proj
+    expected = torch.sigmoid(hidden @ head.weight[0] + head.bias)
+    assert torch.allclose(estimator.position_prob(step).double(), expected, atol=1e-6)
+    method = config.method("block_draft_rate")
+    for generation in decode(pair, ragged_prompts(4), method, Sampling(max_new_tokens=8)):
+        assert generation.error is None

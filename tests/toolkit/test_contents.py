@@ -71,6 +71,23 @@ def test_a_head_counts_without_what_lies_beside_its_folder(tmp_path):
     assert named[0].startswith("sha256:") and len(set(named)) == 1
 
 
+def test_work_from_before_a_key_or_a_null_is_found_again():
+    """`packed` and `writable` have no place in older folders at their defaults; a null figure is the one that it stands for."""
+
+    def parts(*overrides):
+        cfg = plain(compose("decode", ["method=best_source", *overrides]))
+        return cfg, contents_of(cfg, "decode").identity
+
+    cfg, identity = parts()
+    assert cfg["pair"]["writable"] is False and not {"packed", "writable"} & identity["pair"].keys()
+    other = parts("pair.packed=off", "pair.writable=true")[1]["pair"]
+    assert (other["packed"], other["writable"]) == ("off", True)
+    assert cfg["method"]["policy"]["cost_ratio"] is None and identity["method"]["policy"]["cost_ratio"] == 0.2
+    written_out = parts("method.policy.cost_ratio=.2", "method.policy.column_cost=.05")
+    assert written_out[1] == identity and written_out[0] != cfg
+    assert parts("method.policy.cost_ratio=.3")[1] != identity
+
+
 def test_a_model_that_came_or_went_is_named_by_its_path(tmp_path):
     target, draft = model(tmp_path / "one"), model(tmp_path / "two", b"other")
     with_draft, without = config_of(tmp_path, target), config_of(tmp_path, target)

@@ -120,7 +120,7 @@ def test_counts(name, limit, exact_pair, prompts, sampled):
         assert name in BEAMS or all(r.num_produced == r.num_accepted + 1 for r in rounds[:-1])
         assert all(0 <= r.num_accepted <= r.num_drafted and r.num_produced <= r.num_accepted + 1 for r in rounds)
         assert 5 not in generation.token_ids[:-1]
-        if name in CHAINS:
+        if name in CHAINS and not config.method(name).policy.reads:
             assert counts.num_draft_calls == counts.num_drafted
 
 

@@ -150,7 +150,8 @@ def test_only_rules_without_costs_of_their_own_take_the_table(name, tmp_path):
     taken = with_costs(policy, tiny(), 4)
     assert isinstance(taken.costs, CostTable) and taken.costs.batch_size == 4 == getattr(taken, "batch_size", 4)
     assert with_costs(policy, tiny(costs="assumed"), 4) is policy
-    for own in (f"policy.costs={taken.costs.save(tmp_path / 'costs.json')}", "policy.column_cost=.3"):
+    default = {"batch_rate_confidence": 0.0}.get(name, 0.05)
+    for own in (f"policy.costs={taken.costs.save(tmp_path / 'costs.json')}", f"policy.column_cost={default}"):
         assert not weighs_costs(config.method(name, [own]).policy)
     assert not weighs_costs(config.method("speculative").policy) and not weighs_costs(StoppingPolicy())
 
@@ -200,5 +201,6 @@ def test_a_decoding_command_has_its_table_in_its_identity(tiny_overrides, tmp_pa
     replace(table, target_seconds=[[9.0] * len(WIDTHS)] * len(CONTEXTS)).save(path)
     forget()
     assert decode.run(config.compose("decode", words)) != folder, "another table, another text"
-    own = decode.run(config.compose("decode", [*words, "method.policy.column_cost=.3"]))
-    assert "method.policy.costs" not in (read_manifest(own).get("given") or {})
+    own = decode.run(config.compose("decode", [*words, "method.policy.column_cost=.05"]))
+    assert "method.policy.costs" not in (read_manifest(own).get("given") or {}), "a figure that is written out is used"
+    assert read_manifest(folder)["config"]["method"]["policy"]["column_cost"] == 0.05, "as work of before was called"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import warnings
@@ -356,6 +357,47 @@ def test_a_cache_that_cannot_be_written_to_keeps_nothing(monkeypatch, tmp_path):
         assert kept_number("numbers.json", 5) == 5 and kept_number("numbers.json", 6) == 6
 
 
-def test_rows_are_those_that_are_tried():
-    assert packing._is_choice([8, *ROWS]) and packing._is_choice([])
-    assert not any(map(packing._is_choice, (None, [3], [8, 5], ["8"], 8)))
+@on_this_torch
+@pytest.mark.parametrize(
+    ("stock", "packed", "expected"),
+    [
+        ([1.0], [0.5], True),
+        ([1.0, 3.0, 1.0], [0.5, 0.5, 4.0], True),  # a few slow calls, whosever they are
+        ([1.0], [0.95], False),
+        ([1.0, 9.0, 9.0], [0.99], False),  # the least times are equal for long: it is tried on, and not believed
+    ],
+)
+def test_a_busy_machine_chooses_nothing_that_it_keeps_for_ever(monkeypatch, stock, packed, expected):
+    """Least and median times must agree that packing gains."""
+    clock, number = [0.0], {True: 0, False: 0}
+
+    def took(is_packed):
+        times = packed if is_packed else stock
+        clock[0] += times[number[is_packed] // len(ROWS) % len(times)]
+        number[is_packed] += 1
+        return torch.zeros(1)
+
+    monkeypatch.setattr(packing, "LAYOUTS", (1,))
+    monkeypatch.setattr(packing, "linear", lambda x, weight: took(False))
+    monkeypatch.setattr(packing, "product", lambda x, weight: took(True))
+    monkeypatch.setattr(packing.time, "perf_counter", lambda: clock[0])
+    choice = packing._trial([torch.ones(4, 4)])
+    assert (bool(choice) is expected) and (choice is None) == (len(stock) == 3 and not expected)
+    assert measured("undecided.json", "trials", {"here": lambda: choice}, lambda kept: True, 1)["here"] == choice
+    again = measured("undecided.json", "trials", {"here": lambda: 7}, lambda kept: True, 1)["here"]
+    assert again == (7 if choice is None else choice)
+    (cache_folder() / "undecided.json").unlink()
+
+
+@on_this_torch
+@pytest.mark.parametrize("kept", [[8, 3], [2, 4], "packed"])
+def test_a_choice_of_another_version_is_tried_again(monkeypatch, capsys, kept):
+    monkeypatch.setattr(packing, "SMALL", 1)
+    model = tiny_model("llama")
+    path = cache_folder() / "packing.json"
+    packed_readings(ModelPair(target=model, end_ids=()))
+    path.write_text(json.dumps(dict.fromkeys(json.loads(path.read_text()), kept)))
+    capsys.readouterr()
+    packed_readings(ModelPair(target=model, end_ids=()))
+    assert "measuring packed weights" in capsys.readouterr().err
+    assert kept not in json.loads(path.read_text()).values()

@@ -24,14 +24,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
+import torch
 from torch import Tensor, nn
 
-from toolkit.acceptance.inputs import Inputs
+from toolkit.acceptance.inputs import NUM_STATISTICS, Inputs
 from toolkit.acceptance.saved import AtWork, SavedHead
+from toolkit.acceptance.statistics import NUMBERS, SHIPPED, input_names, inputs_of, read_statistics
 from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import checked
 from toolkit.errors import InputError
-from toolkit.types import Step
+from toolkit.types import SMALLEST, Step
+
+SCALE = 4.0  # of the numbers of statistics; of their products its square
 
 
 class PrereadHead(SavedHead):
@@ -42,6 +46,8 @@ class PrereadHead(SavedHead):
     earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
     likelihood    it reads the draft's mean log q of the text so far, too
     round_depth   it reads the token's depth in the round, 1 to this number, larger ones counting as it; 0: it does not
+    products      it reads the numbers of `toolkit.acceptance.statistics` and their products, too, and adds a linear map of
+                  these to its logits; untrained it is the regression that ships
     dropout       of the hidden layers' outputs, in training
     log_w_rej     logarithm of the class weight it was trained with: `corrected` adds it
     """
@@ -69,30 +75,51 @@ class PrereadHead(SavedHead):
         likelihood: bool = False,
         round_depth: Annotated[int, Between(0, 64)] = 0,
         dropout: Annotated[float, Between(0, 1, "[)")] = 0.0,
+        products: bool = False,
     ):
         super().__init__()
         parts = (earlier_states, earlier_tokens, earlier_statistics)
         self.inputs = Inputs(earlier, *parts, likelihood, round_depth)
-        self.dropout = dropout
+        self.dropout, self.products = dropout, products
         self.hidden_size, self.embedding_size = hidden_size, embedding_size
         self.width, self.depth, self.log_w_rej = width, depth, log_w_rej
-        sizes = [self.inputs.size(hidden_size, embedding_size), *[width] * depth]
+        names = input_names(NUMBERS) if products else []
+        sizes = [self.inputs.size(hidden_size, embedding_size) + len(names), *[width] * depth]
         hidden = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.SiLU())]
         self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], 2))
+        if products:
+            self.regression = nn.Linear(len(names), 2)
+            outputs, _ = read_statistics(SHIPPED)
+            columns = [outputs[name].column(names) for name in ("drawn", "following")]
+            scales = torch.tensor([SCALE] * len(NUMBERS) + [SCALE**2] * (len(names) - len(NUMBERS)))
+            self.regression.weight.data = torch.tensor([weights for _, weights in columns]) * scales
+            self.regression.bias.data = torch.tensor([bias for bias, _ in columns])
+            nn.init.zeros_(self.layers[-1].weight)
+            nn.init.zeros_(self.layers[-1].bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [..., 2] as trained (raw)."""
-        values = features
+        values, more = features, None
+        if self.products:
+            more = self._products(features)
+            values = torch.cat([features, more], -1)
         for layer in self.layers:
             values = layer(values)
             if self.dropout and isinstance(layer, nn.SiLU):
                 values = nn.functional.dropout(values, self.dropout, self.training)
-        return values
+        return values if more is None else values + self.regression(more)
+
+    def _products(self, features: Tensor) -> Tensor:
+        """The numbers of statistics and their products, scaled [..., 14], from the five numbers about q among the features."""
+        first = self.hidden_size + self.embedding_size
+        _, log_q, entropy, largest, second = features[..., first : first + NUM_STATISTICS].unbind(-1)
+        rest = (-torch.expm1(largest)).clamp(min=SMALLEST).log()
+        return inputs_of(torch.stack([largest - rest, largest - second, entropy, log_q], -1) / SCALE)
 
     @property
     def config(self) -> dict[str, Any]:
         """What `__init__` needs to build it again; inputs that are not read, as in heads of older versions, are left out."""
-        own: dict[str, Any] = {"dropout": self.dropout} if self.dropout else {}
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("dropout", "products") if getattr(self, name)}
         return {**super().config, **own, **self.inputs.read()}
 
 

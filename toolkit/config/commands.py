@@ -11,9 +11,9 @@ mark what counts by its content.
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
@@ -225,7 +225,9 @@ class Distill(Command, OnPair, Trains):
         "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
     ] = None
     kind: Annotated[
-        Any, ConfigGroup("kind", nullable=True), "null: a model of its own; eagle3: one that reads the target's states"
+        Any,
+        ConfigGroup("kind", nullable=True),
+        "null: a model of its own; eagle3, dflash, dspark: one that reads the target's states",
     ] = None
     vocabulary: Annotated[
         Count | None, "V': output tokens that the draft keeps, the most frequent of the responses; null: all"
@@ -551,7 +553,7 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
     ] = None
     tests: Annotated[Named | None, "with `tuning`: {DOMAIN: TRACES}, every number is of these"] = None
     form: Annotated[
-        Literal["best", "log_odds", "numbers", "products"],
+        Literal["best", "log_odds", "ratio", "numbers", "products"],
         "with `statistics`: what is read; products of numbers carry over worse to other texts; best: whichever predicts better",
     ] = "best"
     earlier: Annotated[str | None, File(), "with `copies`: other responses that are copied from, too"] = None
@@ -602,9 +604,7 @@ def command_of(config_name: str) -> type[ConfigSection] | None:
     return COMMANDS.get(config_name)
 
 
-@cache
-def keys_of(section: Any) -> Keys:
-    """The keys of a section, its parents' among them, by the order of their classes."""
+def _keys_of(section: Any) -> Keys:
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
     defaults: dict[str, Any] = {}
@@ -615,12 +615,20 @@ def keys_of(section: Any) -> Keys:
     return Keys({key.name: key for key in keys}, no_blanks=True)
 
 
+keys_of: Callable[[Any], Keys] = cache(_keys_of)
+
+
 def defaults_of(section: type[ConfigSection]) -> dict[str, Any]:
     """Every key with its default as plain containers; ??? where there is none."""
-    defaults: dict[str, Any] = {name: key.default for name, key in keys_of(section).keys.items()}
-    sections = {name: asdict(value) for name, value in defaults.items() if is_dataclass(value)}
-    missing = {name: "???" for name, value in defaults.items() if value is REQUIRED}
-    return {**defaults, **sections, **missing}
+    return {name: _plain(key.default) for name, key in keys_of(section).keys.items()}
+
+
+def _plain(value: Any) -> Any:
+    if value is REQUIRED:
+        return "???"
+    if not isinstance(value, ConfigSection):
+        return value
+    return {name: _plain(content) for name, content in vars(value).items()}
 
 
 def section_in(annotation: Any) -> type[ConfigSection] | None:

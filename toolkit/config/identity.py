@@ -26,7 +26,7 @@ from toolkit.config import classes
 from toolkit.config.check import keys_below, parameters
 from toolkit.config.commands import Grid, command_of, keys_of, section_in
 from toolkit.config.files import choices, flatten
-from toolkit.config.notes import CONTENTS, File, Head, HubData, Model, notes
+from toolkit.config.notes import CONTENTS, Assumed, File, Head, HubData, Model, Neutral, notes
 from toolkit.config.values import LISTS, MAPPINGS, is_known, is_node, options, origin_of
 from toolkit.errors import InputError
 from toolkit.files import digests
@@ -72,6 +72,12 @@ class Contents:
             if declared is not None:
                 keys = {name: key.annotation for name, key in declared.keys.items()}
             inner = {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
+            for name, entry in value.items():
+                for own in notes(keys.get(str(name), Any)):
+                    if isinstance(own, Assumed) and entry is None:
+                        inner[name] = own.value
+                    if isinstance(own, Neutral) and entry == own.value:
+                        del inner[name]
             if is_node(value) and (files := classes.users_files(str(value["_target_"]))):
                 self.paths[f"{path}._target_"] = value["_target_"]
                 inner["_target_"] = f"sha256:{content_hash([value['_target_'], digests.digests(files)], 32)}"

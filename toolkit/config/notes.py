@@ -143,6 +143,20 @@ class HubData:
     revision: ClassVar[str] = "revision"
 
 
+@dataclass(frozen=True)
+class Assumed:
+    """What null stands for, if nothing better is measured: both are the same work in an output folder's name."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """The value at which a key that is younger than some output folders changes nothing: these have no such key."""
+
+    value: Any
+
+
 CONTENTS = (File, Head, Model, HubData)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from toolkit.config.notes import Above, AtLeast, Like, Model
+from toolkit.config.notes import Above, AtLeast, Like, Model, Neutral
 
 Switch = Literal["auto", "off"] | bool
 DEVICE = Like(r"(cpu|cuda|mps|xpu|hpu|npu|meta)(:\d{1,4})?", "a device like cpu, cuda or cuda:1")
@@ -36,8 +36,12 @@ PAIR = {
     ],
     "cuda_graphs": Annotated[Switch, "capture forwards of recurring shapes as CUDA graphs and replay them"],
     "self_check": Annotated[Switch, "try each architecture on a tiny copy first; off: decode it on trust, with a warning"],
-    "packed": Annotated[Switch, "linear layers on a CPU: weights laid out for a few tokens, where that is faster"],
-    "writable": Annotated[bool, "weights may be written between two calls: packed ones are compared with them in each"],
+    "packed": Annotated[
+        Switch, Neutral("auto"), "linear layers on a CPU: weights laid out for a few tokens, where that is faster"
+    ],
+    "writable": Annotated[
+        bool, Neutral(False), "weights may be written between two calls: packed ones are compared with them in each"
+    ],
 }  # fmt: skip
 PRESET = Literal["200m", "1b", "8b"] | None
 OPTIMIZER = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,7 +30,7 @@ from toolkit.models.fingerprint import adapters
 from toolkit.models.pair import ModelPair
 
 WIDE = 0.4  # spread of the repeats beyond which a line says so
-FIGURES = ("cost_ratio", "column_cost")  # what a rule assumes without a table
+FIGURES = ("cost_ratio", "column_cost")  # in the place of a table
 Kept = list[tuple[CostTable, Path]]
 _LOADED: dict[Path, CostTable] = {}  # of this process
 _OF_PAIRS: WeakKeyDictionary[ModelPair, dict[tuple[Any, ...], Kept]] = WeakKeyDictionary()
@@ -38,10 +38,8 @@ _MEASURING = threading.RLock()
 
 
 def weighs_costs(policy: Any) -> bool:
-    """Whether a rule weighs forward passes and names no costs: neither a table, nor figures other than its defaults."""
-    named = {field.name: field for field in fields(policy)} if is_dataclass(policy) else {}
-    assumes = all(getattr(policy, name) == named[name].default for name in FIGURES if name in named)
-    return "costs" in named and policy.costs is None and assumes
+    """Whether a rule weighs forward passes and names no costs: neither a table nor figures."""
+    return hasattr(policy, "costs") and all(getattr(policy, name, None) is None for name in ("costs", *FIGURES))
 
 
 def with_costs(policy: Any, pair: ModelPair, batch_size: int) -> Any:

@@ -176,21 +176,6 @@ class LoadCost:
         return _from_csv(path, text) if path.suffix == ".csv" else _from_json(path, text)
 
 
-def table_of(
-    costs: str | CostTable | None, c: float, column: float, batches: Sequence[float], widest: float
-) -> LoadCost:
-    """The table of a policy's `costs`, of its ratios if that is None. Warns of what rounds of these sizes ask beyond it."""
-    if costs is None:
-        return LoadCost.ratio(c, column)
-    if isinstance(costs, CostTable):
-        return LoadCost.of([costs])
-    table = LoadCost.load(costs)
-    table.warn(costs, batches, widest)
-    if table.fall is not None and "processor" not in table.about:  # medians of passes in turns are taken as measured
-        warn(f"policy.costs={costs}: {table.fall}")
-    return table
-
-
 def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> CostGrid:
     """A grid of {(batch, width, context): seconds}. Raises InputError for holes and for times that are not positive."""
     if not points:

@@ -22,6 +22,8 @@ from toolkit.files import generate_folder
 from toolkit.files.atomic import content_hash, read_json, write_folder, write_json
 from toolkit.files.text import first_line
 from toolkit.models import gguf
+from toolkit.models.block_draft import BlockDraft
+from toolkit.models.block_format import save as save_block
 from toolkit.models.eagle3 import Eagle3, is_eagle3
 from toolkit.models.eagle3 import save as save_eagle3
 from toolkit.models.fingerprint import fingerprint
@@ -92,7 +94,7 @@ def _fresh(original: Any, shape: Mapping[str, Any], seed: int) -> Any:
 
 def blank_of(model: Any) -> Callable[[], Any]:
     """What makes a model of the same class, configuration and format on the CPU, its weights not those of `model`."""
-    if isinstance(model, Eagle3):
+    if isinstance(model, Eagle3 | BlockDraft):
         return model.blank
     kind, config, dtype, generation_config = type(model), model.config, model.dtype, model.generation_config
     tokens = kept_tokens(model)
@@ -120,13 +122,15 @@ def export(
 ) -> Path:
     """A Hugging Face checkpoint with tokenizer and card, whole or not at all; of a reduced vocabulary, one of ours.
 
-    An EAGLE-3 draft is written in the format of `speculators`, with its target's name and classes.
+    A draft of the target's states is written in the format of `speculators`, with its target's name and classes.
     compact  in bfloat16, without the embeddings and the tokenizer, which are the target's (of a reduced vocabulary alone)
     """
 
     def write(temporary: Path) -> None:
         if isinstance(model, Eagle3):
             save_eagle3(temporary, model, target, architectures)
+        elif isinstance(model, BlockDraft):
+            save_block(temporary, model, target, architectures)
         elif kept_tokens(model) is None:
             model.save_pretrained(temporary)
         else:

@@ -73,10 +73,7 @@ class Unrolled:
         """
         base = target.config.get_text_config()
         count = base.num_hidden_layers
-        usual = (2, count // 2, count - 3) if count > 6 else sorted({0, count // 2, count - 1})
-        layers = list(self.target_layers or usual)
-        if layers != sorted(set(layers)) or not all(0 <= layer < count for layer in layers):
-            raise InputError(f"kind.target_layers: expected ascending layers from 0 to {count - 1}, got {layers}")
+        layers = layers_read(count, self.target_layers)
         family = base.model_type if base.model_type in FAMILIES else "llama"
         sizes = {name: getattr(base, name) for name in SAME if getattr(base, name, None) is not None}
         config = AutoConfig.for_model(family, **sizes, num_hidden_layers=1, tie_word_embeddings=False)
@@ -89,8 +86,23 @@ class Unrolled:
         draft.lm_head.weight.data.copy_(target.get_output_embeddings().weight[tokens.to(target.device)])
         if base.model_type in FAMILIES:
             _copy_last_layer(draft, target.get_decoder())
-        draft.to(target.device).requires_grad_(True).embed_tokens.requires_grad_(False)
-        return draft.eval()
+        begun: Eagle3 = self.trainable(draft.to(target.device).eval())
+        return begun
+
+    @staticmethod
+    def trainable(draft: Any) -> Any:
+        """The draft with gradients for all but the target's embeddings."""
+        draft.requires_grad_(True).embed_tokens.requires_grad_(False)
+        return draft
+
+
+def layers_read(count: int, named: Sequence[int] | None) -> list[int]:
+    """The layers of a target of `count` layers whose inputs a draft reads. Raises InputError for those that it has not."""
+    usual = (2, count // 2, count - 3) if count > 6 else sorted({0, count // 2, count - 1})
+    layers = list(named or usual)
+    if layers != sorted(set(layers)) or not all(0 <= layer < count for layer in layers):
+        raise InputError(f"kind.target_layers: expected ascending layers from 0 to {count - 1}, got {layers}")
+    return layers
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """Weights of linear layers on a CPU, laid out once for products with a few tokens, where this processor gains by it.
 
-Stock products lay a weight out again in every call, or read it several times for two to sixteen tokens. oneDNN keeps close to
-one reading with a weight that was reordered once. How much that gains differs between processors, so each shape is tried when
-its model is first decoded, and the choice is kept in the user's cache. Results differ in rounding only.
+Stock products read a weight several times for two to sixteen tokens, or lay it out again in every call. oneDNN keeps close to
+one reading with a weight that was reordered once. What that gains differs between processors: each shape is tried when its
+model is first decoded, and the choice is kept in the user's cache. Results differ in rounding only.
 
 Theirs -> ours: torch's compiler does the same when it freezes a model, by the same private operators. Ours changes no module:
 within our forward passes they multiply by packed weights, at those numbers of rows where that is faster.
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,14 +26,12 @@ from toolkit.errors import warn
 from toolkit.files.machine import available_memory, processor
 from toolkit.files.measured import measured
 
-OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 SMALL = 2**18  # elements; smaller weights stay in a core's cache
 ROWS = (1, 2, 4, 8, 16)  # rows that a shape is tried at; others are taken for the next lower one
 MOST = 2 * ROWS[-1]  # from here on products are bound by arithmetic: they stay stock
 LAYOUTS = (1, 8)  # numbers of rows that oneDNN is told to lay a weight out for
 TRIED = 2**25  # bytes of weights of each shape that are tried: beyond a core's cache
-REPEATS = 5  # trials of each way, in turns; the least time counts
-SECONDS = 0.8  # of a shape's trial, about
+REPEATS, MOST_REPEATS = 5, 15  # trials of each way, in turns: more where least and median times disagree
 GAIN = 0.1  # of the time over all of ROWS: less is not worth a second copy of a weight
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of a product, relative to its largest entry; no other dtypes
 Choice = list[int]  # the layout, and those of ROWS at which it is used; empty: stock
@@ -119,7 +118,8 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Any:
 @cache
 def _operators_work(dtype: torch.dtype) -> bool:
     """Whether this torch has the operators for a dtype, and they give what stock products give. One line if they do not."""
-    if dtype not in TOLERANCES or not all(hasattr(torch.ops.mkldnn, name) for name in OPERATORS):
+    operators = ("_linear_pointwise", "_reorder_linear_weight")
+    if dtype not in TOLERANCES or not all(hasattr(torch.ops.mkldnn, name) for name in operators):
         return False
     x, weight, bias = (_drawn(size).to(dtype) for size in ((3, 5, 96), (160, 96), (160,)))
     try:
@@ -160,41 +160,41 @@ def _products(modules: Sequence[nn.Linear], tried: bool) -> list[_Product]:
 
 def _key(module: nn.Linear) -> str:
     """What the choice for a layer depends on."""
-    facts = (processor(), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}", module.weight.dtype)
-    return "; ".join(map(str, (*facts, "x".join(map(str, module.weight.shape)))))
+    threads, shape = torch.get_num_threads(), "x".join(map(str, module.weight.shape))
+    return f"{processor()}; {threads} threads; torch {torch.__version__}; {module.weight.dtype}; {shape}"
 
 
-def _choices(modules: Sequence[nn.Linear]) -> dict[str, Choice]:
-    """The choice for each shape, from the user's cache; what that lacks is tried."""
+def _choices(modules: Sequence[nn.Linear]) -> dict[str, Choice | None]:
+    """The choice for each shape, from the user's cache; what that lacks is tried. None: no trial was clear."""
     weights: dict[str, list[Tensor]] = {}
     for module in modules:
         weights.setdefault(_key(module), []).append(module.weight.detach())
-
     trials = {key: partial(_trial, held) for key, held in weights.items()}
-    return measured("packing.json", "packed weights", trials, _is_choice, SECONDS)
+    is_choice = lambda kept: fits(kept, list[int]) and {*kept[:1]} <= {*LAYOUTS} and {*kept[1:]} <= {*ROWS}
+    return measured("packing.json", "packed weights", trials, is_choice, seconds=0.8)
 
 
-def _is_choice(kept: Any) -> bool:
-    return fits(kept, list[int]) and {*kept[:1]} <= {*LAYOUTS} and {*kept[1:]} <= {*ROWS}
-
-
-def _trial(weights: Sequence[Tensor]) -> Choice:
-    """The layout with the least time over all of ROWS, stock where that is faster; empty if it gains less than GAIN."""
-    row, whole = weights[0][0].nbytes, weights[0].nbytes
-    weights = [weight[: max(1, TRIED // row)] for weight in weights[: max(1, TRIED // whole)]]
-    ways: list[tuple[Callable[..., Tensor], list[Tensor]]] = [(linear, weights)]
-    ways += [(product, [pack(weight, layout) for weight in weights]) for layout in LAYOUTS]
-    least = [[float("inf")] * len(ROWS) for _ in ways]
-    for _ in range(REPEATS):
+def _trial(weights: Sequence[Tensor]) -> Choice | None:
+    """The choice by the times of all ways, in turns; None if least and median times do not agree whether it gains."""
+    weights = [weight[: max(1, TRIED // weight[0].nbytes)] for weight in weights[: max(1, TRIED // weights[0].nbytes)]]
+    ways: list[Any] = [(linear, weights), *((product, [pack(w, layout) for w in weights]) for layout in LAYOUTS)]
+    seconds: list[list[list[float]]] = [[[] for _ in ROWS] for _ in ways]
+    for repeat in range(1, MOST_REPEATS + 1):
         for number, rows in enumerate(ROWS):
             x = weights[0].new_ones(rows, weights[0].shape[1])
-            for times, (multiply, held) in zip(least, ways, strict=True):
+            for times, (multiply, held) in zip(seconds, ways, strict=True):
                 start = time.perf_counter()
-                for weight in held:
-                    multiply(x, weight)
-                times[number] = min(times[number], time.perf_counter() - start)
-    stock, *packed = least
-    totals = [sum(map(min, stock, times)) for times in packed]
-    best = totals.index(min(totals))
+                _ = [multiply(x, weight) for weight in held]
+                times[number].append(time.perf_counter() - start)
+        least, usual = (_choice([[*map(figure, times)] for times in seconds]) for figure in (min, median))
+        if repeat >= REPEATS and bool(least) == bool(usual):
+            return least
+    return None  # too busy a machine
+
+
+def _choice(seconds: Sequence[Sequence[float]]) -> Choice:
+    """The layout with the least time over all of ROWS, stock where that is faster; empty if it gains less than GAIN."""
+    stock, *packed = seconds
+    total, best = min((sum(map(min, stock, times)), number) for number, times in enumerate(packed))
     faster = [rows for rows, ours, theirs in zip(ROWS, packed[best], stock, strict=True) if ours < theirs]
-    return [LAYOUTS[best], *faster] if totals[best] <= (1 - GAIN) * sum(stock) else []
+    return [LAYOUTS[best], *faster] if total <= (1 - GAIN) * sum(stock) else []

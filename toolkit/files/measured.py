@@ -1,6 +1,7 @@
 """What was measured on this machine, in the user's cache: one JSON file per kind of measurement, {key: value}.
 
-A file that is missing, cut off or of another form is measured again. A folder that cannot be written to keeps nothing.
+A file that is missing, cut off or of another form is measured again. A folder that cannot be written to keeps nothing. What
+comes to nothing on a busy machine (None) is measured again by the next process.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ def measured(
             if missing := [key for key in measures if key not in values]:
                 about = f"{len(missing)} times about {seconds:g} s"
                 print(f"measuring {what}, once on this machine: {about}", file=sys.stderr)
-                values |= {key: measures[key]() for key in missing}
+                values |= {key: value for key in missing if (value := measures[key]()) is not None}
+                if lacking := len(measures.keys() - values.keys()):
+                    print(
+                        f"{what}: this machine was too busy to measure {lacking}, the next run tries again",
+                        file=sys.stderr,
+                    )
                 with suppress(InputError):
                     write_json(path, values)
-    return {key: values[key] for key in measures}
+    return {key: values.get(key) for key in measures}

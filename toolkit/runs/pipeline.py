@@ -10,7 +10,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Mapping
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,21 +60,15 @@ def plan_stages(stages: Stages, root_dir: Path | str, folders: Mapping[str, Path
         typed = [marks.put(str(word), stages) for word in stage.get("overrides", ())]
         for mark, text in marks.texts.items():
             typed = [word.replace(mark, configs.quoted(text)[1:-1]) for word in typed]
-        words = _inherited(stage, config, root_dir), typed
-        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {shlex.join(chain(*words))}")
+        usual = configs.plain(configs.compose(stage["config"]))  # what it would have without the experiment
+        words = [] if str(root_dir) == usual["paths"]["root_dir"] else [configs.override("paths.root_dir", root_dir)]
+        for key in stage.get("inherit", ()):
+            for part, value in configs.plain(config[key]).items():
+                if part not in usual[key] or usual[key][part] != value:
+                    words.append(configs.override(f"{'' if part in usual[key] else '+'}{key}.{part}", value))
+        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {shlex.join([*words, *typed])}")
         planned[name] = Path(root_dir, name)
     return planned
-
-
-def _inherited(stage: Mapping[str, Any], config: Any, root_dir: Path | str) -> list[str]:
-    """Overrides for what a stage has from the experiment's config and not from its own: the nodes it inherits, `root_dir`."""
-    usual = configs.plain(configs.compose(stage["config"]))
-    words = [] if str(root_dir) == usual["paths"]["root_dir"] else [configs.override("paths.root_dir", root_dir)]
-    for key in stage.get("inherit", ()):
-        for name, value in configs.plain(config[key]).items():
-            if name not in usual[key] or usual[key][name] != value:
-                words.append(configs.override(f"{'' if name in usual[key] else '+'}{key}.{name}", value))
-    return words
 
 
 def compose_for(

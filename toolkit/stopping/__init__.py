@@ -5,11 +5,13 @@ from toolkit.stopping.always import Always
 from toolkit.stopping.base import State, StoppingPolicy, Thresholded
 from toolkit.stopping.batch_rate import BatchRate
 from toolkit.stopping.best_source import BestSource
+from toolkit.stopping.block_draft_rate import BlockDraftRate
 from toolkit.stopping.bounded import Bounded
 from toolkit.stopping.confidence import Confidence
 from toolkit.stopping.dynamic_confidence import DynamicConfidence
 from toolkit.stopping.fixed import Fixed
 from toolkit.stopping.heuristic import Heuristic
+from toolkit.stopping.largest import Largest
 from toolkit.stopping.lookup_rate import LookupRate
 from toolkit.stopping.online_rate import OnlineRate
 from toolkit.stopping.rate import Rate
@@ -22,11 +24,13 @@ __all__ = [
     "Always",
     "BatchRate",
     "BestSource",
+    "BlockDraftRate",
     "Bounded",
     "Confidence",
     "DynamicConfidence",
     "Fixed",
     "Heuristic",
+    "Largest",
     "LookupRate",
     "OnlineRate",
     "Rate",

@@ -32,13 +32,14 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import AtLeast, Between, File
+from toolkit.config.notes import Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import LoadCost, table_of
+from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
+from toolkit.engine.facts import block_length
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, entry_probs
-from toolkit.stopping.prices import PriceTable
+from toolkit.stopping.prices import BATCH_COLUMN, BatchColumn, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Step, Verified
 
 COUNTS = ("accepted", "tried", "tokens", "cost")  # of a row's text so far
@@ -55,19 +56,20 @@ class BatchRate(StoppingPolicy):
     acceptance  probability that a drafted token is accepted, before any round
     memory      how many drafted tokens, and how many rounds, the start counts for
     deepest     the deepest round that is planned for: set by `within`
-    table       the costs: set by `bind`
+    table, blocks  the costs, and whether a round's tokens come from one draft forward pass: set by `bind`
     """
 
     reads_states: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = True
     estimator: DrawnEstimator
     costs: Annotated[str | CostTable | None, File()] = None
-    cost_ratio: Annotated[float, AtLeast(0)] = 0.2
-    column_cost: Annotated[float, AtLeast(0)] = 0.0
+    cost_ratio: Ratio = None
+    column_cost: BatchColumn = None
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
     memory: Annotated[float, Between(0, 1e9, "(]")] = 20.0
     deepest: int = 20
     table: LoadCost | None = None
+    blocks: bool = False
     _planned: dict[int, PriceTable] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -81,8 +83,10 @@ class BatchRate(StoppingPolicy):
         return replace(self, deepest=max_drafted)
 
     def bind(self, pair: object) -> BatchRate:
-        table = table_of(self.costs, self.cost_ratio, self.column_cost, (), self.deepest + 1)
-        return replace(self, estimator=self.estimator.bind(pair), table=table)
+        column = BATCH_COLUMN if self.column_cost is None else self.column_cost
+        table = table_of(self.costs, self.cost_ratio, column, (), self.deepest + 1)
+        blocks = block_length(getattr(pair, "draft", None)) is not None
+        return replace(self, estimator=self.estimator.bind(pair), table=table, blocks=blocks)
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: survival of the round, the row's counts so far, and the batch's rate and acceptance in every row."""
@@ -129,7 +133,7 @@ class BatchRate(StoppingPolicy):
         batch, device = len(state["cost"]), state["cost"].device
         if batch not in self._planned:
             self.table.warn(self.costs, [batch])
-            self._planned[batch] = PriceTable.of(self.table, batch, self.deepest, flat=False)
+            self._planned[batch] = PriceTable.of(self.table, batch, self.deepest, flat=False, blocks=self.blocks)
         context = state["context"][:1] if "context" in state else None
         extra = self._planned[batch].at(context, device).tokens[0]
         return extra, floats_on(device, [float(depth) for depth in range(1, self.deepest + 1)])

@@ -28,11 +28,10 @@ from torch import Tensor
 
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import table_of
 from toolkit.costs.table import CostTable
 from toolkit.stopping.base import CopyEstimator, DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.stopping.lookup_rate import LookupRate
-from toolkit.stopping.prices import Prices, PriceTable
+from toolkit.stopping.prices import Column, Prices, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Match, Step, Verified
 
 FURTHEST = 64  # tokens that a draft has not read, at most, in its cost
@@ -61,8 +60,8 @@ class BestSource(StoppingPolicy):
     estimator: DrawnEstimator
     copies: CopyEstimator
     costs: Annotated[str | CostTable | None, File()] = None
-    cost_ratio: Annotated[float, AtLeast(0)] = 0.2
-    column_cost: Annotated[float, AtLeast(0)] = 0.05
+    cost_ratio: Ratio = None
+    column_cost: Column = None
     batch_size: Annotated[int, AtLeast(1)] = 1
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
     evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import table_of
 from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
 from toolkit.sampling import first_maximum
 from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy
-from toolkit.stopping.prices import Prices, PriceTable
+from toolkit.stopping.prices import Column, Prices, PriceTable, table_of
 from toolkit.types import Drafted, Match, Verified
 
 
@@ -49,7 +48,7 @@ class LookupRate(StoppingPolicy):
     plans_copies: ClassVar[bool] = True
     estimator: CopyEstimator
     costs: Annotated[str | CostTable | None, File()] = None
-    column_cost: Annotated[float, AtLeast(0)] = 0.05
+    column_cost: Column = None
     batch_size: Annotated[int, AtLeast(1)] = 1
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0

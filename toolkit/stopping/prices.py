@@ -9,13 +9,39 @@ Shapes: B rows, D deepest round, X contexts of the table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import Assumed, AtLeast
 from toolkit.costs.load import LoadCost
+from toolkit.costs.table import CostTable
 from toolkit.engine.device import floats_on
+from toolkit.errors import warn
+
+# Figures of a rule that has no table. Null: the costs that are measured where the pair's are, else what is assumed here.
+RATIO, COLUMN, BATCH_COLUMN = 0.2, 0.05, 0.0
+Ratio = Annotated[float | None, AtLeast(0), Assumed(RATIO)]
+Column = Annotated[float | None, AtLeast(0), Assumed(COLUMN)]
+BatchColumn = Annotated[float | None, AtLeast(0), Assumed(BATCH_COLUMN)]
+
+
+def table_of(
+    costs: str | CostTable | None, ratio: float | None, column: float | None, batches: Sequence[float], widest: float
+) -> LoadCost:
+    """The table of a policy's `costs`, of its figures if that is None. Warns of what rounds of these sizes ask beyond it."""
+    if costs is None:
+        return LoadCost.ratio(RATIO if ratio is None else ratio, COLUMN if column is None else column)
+    if isinstance(costs, CostTable):
+        return LoadCost.of([costs])
+    table = LoadCost.load(costs)
+    table.warn(costs, batches, widest)
+    if table.fall is not None and "processor" not in table.about:  # medians of passes in turns are taken as measured
+        warn(f"policy.costs={costs}: {table.fall}")
+    return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +50,7 @@ class Prices:
 
     forward  [B] or [1], of the draft, over one token per row
     columns  [B, D] or [1, D], what the k-th drafted token adds to the target's forward pass
-    tokens   likewise, both together: the price of the k-th token of a draft model
+    tokens   likewise, both together: the price of the k-th token of a draft model. Of a block the first one pays for all
     behind   [B, F + 1] or [1, F + 1], what the draft's first forward pass costs more for 0 .. F tokens that it has not read
     flat     every token costs the same, so that none pays for an earlier one
     """
@@ -87,11 +113,17 @@ class PriceTable:
     draft: Tensor
     middle: Prices
     flat: bool
+    blocks: bool = False
     _ramps: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
-    def of(cls, table: LoadCost, batch_size: int, deepest: int, flat: bool, furthest: int = 0) -> PriceTable:
-        """What a table says of rounds of at most `deepest` tokens, of a draft that is at most `furthest` tokens behind."""
+    def of(
+        cls, table: LoadCost, batch_size: int, deepest: int, flat: bool, furthest: int = 0, blocks: bool = False
+    ) -> PriceTable:
+        """What a table says of rounds of at most `deepest` tokens, of a draft that is at most `furthest` tokens behind.
+
+        blocks  a round's tokens come from one draft forward pass
+        """
 
         def seconds(context: float) -> list[Tensor]:
             target = [table.target(batch_size, width, context) for width in range(1, deepest + 2)]
@@ -99,7 +131,7 @@ class PriceTable:
             return [torch.tensor([values], dtype=torch.float64, device="cpu") for values in (target, draft)]
 
         target, draft = (torch.cat(values) for values in zip(*map(seconds, table.contexts), strict=True))
-        return cls(table.contexts, target, draft, _prices(*seconds(table.middle), flat), flat)
+        return cls(table.contexts, target, draft, _prices(*seconds(table.middle), flat, blocks), flat, blocks)
 
     @property
     def by_context(self) -> bool:
@@ -114,7 +146,7 @@ class PriceTable:
         lows, gaps, most, first, slopes = self._on(device)
         share = torch.minimum(((context.unsqueeze(1) - lows) / gaps).clamp(min=0), most)
         seconds = first + (share.unsqueeze(2) * slopes).sum(1)
-        return _prices(*seconds.split([self.target.shape[1], self.draft.shape[1]], 1), self.flat)
+        return _prices(*seconds.split([self.target.shape[1], self.draft.shape[1]], 1), self.flat, self.blocks)
 
     def _on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Seconds as sums of ramps, as `toolkit.costs.table.interpolate` reads a table: where each begins [X], its length [X],
@@ -133,8 +165,11 @@ class PriceTable:
         return self._ramps[device]
 
 
-def _prices(target: Tensor, draft: Tensor, flat: bool) -> Prices:
+def _prices(target: Tensor, draft: Tensor, flat: bool, blocks: bool) -> Prices:
     """Prices from seconds [B, D + 1] and [B, F + 1]."""
     reading, columns = draft / target[:, :1], target.diff(dim=1) / target[:, :1]
-    parts = (reading[:, 0], columns, reading[:, :1] + columns, reading - reading[:, :1])
+    forwards = reading[:, :1].expand(-1, columns.shape[1]).clone()
+    if blocks:
+        forwards[:, 1:] = 0
+    parts = (reading[:, 0], columns, forwards + columns, reading - reading[:, :1])
     return Prices(*(part.float() for part in parts), flat)

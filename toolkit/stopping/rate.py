@@ -27,10 +27,10 @@ from torch import Tensor
 
 from toolkit.config.notes import Above, AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import table_of
 from toolkit.costs.table import CostTable
+from toolkit.engine.facts import block_length
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
-from toolkit.stopping.prices import Prices, PriceTable
+from toolkit.stopping.prices import RATIO, Prices, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Step, Verified
 
 
@@ -39,7 +39,7 @@ class Rate(Thresholded):
     """Stop when survival * P(next accepted) < rate * cost_ratio.
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
-    cost_ratio  c, draft forward pass / target forward pass
+    cost_ratio  c, draft forward pass / target forward pass; None: `costs`, measured or named, or what is assumed
     rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `initial_rate` on
     initial_rate  the rate a prompt begins with if it is tracked
     memory      how many target forward passes' worth of evidence `initial_rate` counts for
@@ -51,7 +51,7 @@ class Rate(Thresholded):
 
     reads_states: ClassVar[bool] = True
     estimator: DrawnEstimator
-    cost_ratio: Annotated[float, AtLeast(0)] = 0.2
+    cost_ratio: Ratio = None
     rate: Annotated[float, Above(0)] | None = None
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 2.0
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
@@ -74,8 +74,13 @@ class Rate(Thresholded):
         return self.prices is not None and self.prices.by_context
 
     @property
+    def ratio(self) -> float:
+        """c without a table: `cost_ratio`, or what is assumed."""
+        return RATIO if self.cost_ratio is None else self.cost_ratio
+
+    @property
     def level(self) -> float:
-        return (self.initial_rate if self.rate is None else self.rate) * self.cost_ratio
+        return (self.initial_rate if self.rate is None else self.rate) * self.ratio
 
     def within(self, max_drafted: int) -> Rate:
         return replace(self, deepest=max_drafted)
@@ -84,10 +89,10 @@ class Rate(Thresholded):
         estimator = self.estimator.bind(pair)
         if self.costs is None:
             return replace(self, estimator=estimator)
-        table = table_of(self.costs, self.cost_ratio, 0.0, [self.batch_size], self.deepest + 1)
-        return replace(
-            self, estimator=estimator, prices=PriceTable.of(table, self.batch_size, self.deepest, flat=False)
-        )
+        table = table_of(self.costs, 0.0, 0.0, [self.batch_size], self.deepest + 1)
+        blocks = block_length(getattr(pair, "draft", None)) is not None
+        prices = PriceTable.of(table, self.batch_size, self.deepest, flat=False, blocks=blocks)
+        return replace(self, estimator=estimator, prices=prices)
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far.
@@ -126,7 +131,7 @@ class Rate(Thresholded):
             return state, self._pays(self._prices(state), score, state, step.depth)
         if self.rate is not None:
             return state, score >= self.level
-        return state, score >= state["tokens"] / state["cost"] * self.cost_ratio
+        return state, score >= state["tokens"] / state["cost"] * self.ratio
 
     def score(self, step: Step, state: State) -> tuple[State, Tensor]:
         survival, following = entry_probs(self.estimator, step, state["survival"])
@@ -143,7 +148,7 @@ class Rate(Thresholded):
         if self.rate is not None:
             return fresh
         if self.prices is None:
-            cost = proposal.num_calls * self.cost_ratio + 1
+            cost = proposal.num_calls * self.ratio + 1
         else:
             prices = self._prices(state)
             cost = proposal.num_calls * prices.forward + 1 + prices.read(proposal.num_drafted)

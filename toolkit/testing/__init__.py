@@ -3,6 +3,7 @@
     pair = table_pair()                             next-token tables: the distribution of whole outputs is known exactly
     pair = llama_pair()                             random Llamas in float64: equal computations give equal numbers
     check_policy(MyPolicy())                        one state per row, whatever the neighbours do; reads what replays hold
+    check_anticipation(MyPolicy(), ChainProposer())  is a token sent or left out for its own sake?
     rule_error(MyRule())                            total variation between what a rule emits and p; 0 if lossless
     output_pvalue(pair, my_method, runs=10_000)     do whole sampled outputs follow the target's distribution?
 
@@ -27,6 +28,7 @@ from toolkit.engine import TabularModel
 from toolkit.models.eagle3 import Eagle3
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import StoppingPolicy
+from toolkit.testing.blocks import check_anticipation as check_anticipation
 from toolkit.types import STEP_NAMES, DraftStep, Match, Proposal, Step, Verdict
 from toolkit.verification import LayerRule, PathRule, SelectionRule
 from toolkit.verification.chain_enumeration import PrefixTables, chain_error

@@ -207,7 +207,8 @@ def solve(
     """
     rate, best = 1.0, None
     for step in range(50):
-        replayed = play(trace, geometry, worth, possible, rate * cost_ratio, min_drafted)
+        price = 0.0 if trace.blocks else rate * cost_ratio  # what one token more costs: of a block nothing
+        replayed = play(trace, geometry, worth, possible, price, min_drafted)
         reached = metrics.throughput(replayed.total, cost_ratio)
         settled = abs(reached - rate) < 1e-9
         if (start_counts or step or settled) and (best is None or reached > best.rate):
@@ -224,5 +225,5 @@ def play(
 ) -> Replayed:
     """What "draft another while its worth [M + 1, P] reaches the price" counts; at least `min_drafted` in a round."""
     lengths = first_below(worth, possible + 1, torch.tensor([price]), min_drafted + 1) - 1
-    (replayed,) = walk(trace, geometry, lengths, lengths)
+    (replayed,) = walk(trace, geometry, lengths, trace.calls(lengths))
     return replayed

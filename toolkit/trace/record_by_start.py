@@ -1,11 +1,12 @@
-"""Record traces of a draft that reads the target's states (EAGLE-3): one chain of drafted tokens from every start.
+"""Record traces of a draft that reads the target's states (EAGLE-3, DFlash, DSpark): one chain of tokens from every start.
 
 Such a draft says something else about a position in every round: so q and the acceptance draws are made per start s and depth
 k. A chain follows the text X as long as its tokens are accepted, then the draft's own tokens. With q_{s,k} for q:
 
     accepted_{s,k} ~ Bernoulli(min(1, q_{s,k}(X_{s+k-1}) / p(X_{s+k-1}))); else the drafted token ~ norm((q_{s,k} - p)+)
 
-Rounds of one text do not overlap, so replay stays exact. All starts of a text are drafted side by side.
+Rounds of one text do not overlap, so replay stays exact. All starts of a text are drafted side by side. A block draft makes one
+forward pass over the blocks of all starts, and no chain is longer than a block.
 
 Shapes: N tokens of a text, T of its prompt and itself, M max_drafted, V vocabulary, n starts that still draft, W width of the
 target's states, D of the draft's.
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
-from toolkit.engine.facts import reads_states
+from toolkit.engine.facts import block_length, reads_states
 from toolkit.errors import InputError
 from toolkit.models.eagle3 import AllSteps
 from toolkit.models.pair import ModelPair
@@ -36,10 +37,20 @@ PER_START = ("accepted", "chance", "text_prob")
 PAYS = 0.02  # share of rounds whose k-th token is accepted, below which no policy needs it
 DEEPEST = 20  # of any recording whose depth is measured
 TEXTS, TOKENS = 4, 128  # that are looked at, and the most tokens of each
+BLOCKS = 64  # that a forward pass drafts, of one text
 
 
 class StartRecorder(Recorder):
-    """A `Recorder` of drafts that read the target's states; its recordings are by start (`Trace.run`)."""
+    """A `Recorder` of drafts that read the target's states; its recordings are by start (`Trace.run`).
+
+    Of a block draft `max_drafted` is at most a block.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(
+            self, "max_drafted", min(self.max_drafted, block_length(self.pair.draft) or self.max_drafted)
+        )
 
     @torch.inference_mode()
     def recorded(self, sequences: Sequence[Text], rows: Sequence[int]) -> Trace:
@@ -62,7 +73,8 @@ class StartRecorder(Recorder):
         target: Any = sessions.target
         parts = [self._target_probs(text, target, first) for first in range(0, len(text.produced), self.width(1))]
         states = target.states[:, : len(text.prompt) + len(text.produced) - 1, 0]
-        chains = _Chains(self, text, torch.cat(parts), states, target if self.upper_bound else None)
+        kind = _Chains if block_length(self.pair.draft) is None else _Blocks
+        chains = kind(self, text, torch.cat(parts), states, target if self.upper_bound else None)
         return self.scored(chains.trace())
 
     def _target_probs(self, text: RecordedText, target: Session, first: int) -> Tensor:
@@ -112,7 +124,7 @@ class _Chains:
         self.newest = torch.tensor([*text.prompt, *text.produced][-size - 1 : -1], device=self.device)
         self.seen = None if text.seen is None else text.seen.clone()
         self.parents = self.starts - 1
-        self.cache, self.states = AllSteps(self.draft), states.to(self.draft.device, self.draft.dtype)
+        self.states = states.to(self.draft.device, self.draft.dtype)
 
     def trace(self) -> Trace:
         recorder, size = self.recorder, len(self.starts)
@@ -134,6 +146,7 @@ class _Chains:
 
     def _first(self) -> Tensor:
         """Read all of the text beside the target's states; returns final states [N, D] at every start."""
+        self.cache = AllSteps(self.draft)
         tokens = torch.tensor([[*self.text.prompt, *self.text.produced][:-1]], device=self.draft.device)
         before = torch.nn.functional.pad(self.draft.projected(self.states[:, :-1]), (0, 0, 1, 0))
         position = torch.arange(tokens.shape[1], device=tokens.device)
@@ -158,10 +171,15 @@ class _Chains:
         states, final = self.draft.read(tokens, position.unsqueeze(0), mask, self.cache, before)
         return states, final
 
+    def _outputs(self, starts: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [n, V] of the final states [n, D] of some starts [n], and what heads read of them."""
+        return self.draft.logits(final), final
+
     def _draft(self, starts: Tensor, final: Tensor, depth: int) -> dict[str, Tensor]:
         """One token more from some starts [n], from the final states [n, D] that predict it; its columns."""
         pair, recorder = self.recorder.pair, self.recorder
-        logits = pair.fit(self.draft.logits(final))
+        logits, hidden = self._outputs(starts, final)
+        logits = pair.fit(logits)
         seen = None if self.seen is None else self.seen[starts]
         q = recorder.warp_draft(logits, seen)
         position = starts + depth - 1
@@ -176,7 +194,7 @@ class _Chains:
         if depth > 1:  # the chain's newest token has been verified
             self.parents[starts] += follows
             p = torch.where(follows.unsqueeze(-1), p, self._beyond(starts, ~follows, seen))
-        step = DraftStep(1, logits, q, final.to(logits.device), tokens)
+        step = DraftStep(1, logits, q, hidden.to(logits.device), tokens)
         self.run[starts] += accepted
         self.newest[starts] = tokens
         if self.seen is not None:
@@ -229,10 +247,31 @@ class _Chains:
             text_tokens=self.produced.int().cpu(),
             target_entropy=-torch.special.xlogy(self.probs, self.probs).sum(-1).float().cpu(),
             max_drafted=self.recorder.max_drafted,
+            blocks=block_length(self.draft) is not None,
             estimates=estimates,
             **of_starts,
             **steps,  # type: ignore[arg-type]
         )
+
+
+class _Blocks(_Chains):
+    """The same of a block draft: the states of all depths come from one forward pass, `blocks` [N, K, D]."""
+
+    def _first(self) -> Tensor:
+        device = self.draft.device
+        context = self.draft.context(self.states, torch.arange(self.states.shape[1], device=device).unsqueeze(0))
+        tokens, anchors = self.newest.to(device), len(self.text.prompt) - 1 + self.starts.to(device)
+        parts = zip(tokens.split(BLOCKS), anchors.split(BLOCKS), strict=True)
+        self.blocks = torch.cat([self.draft(*(part.unsqueeze(0) for part in pair), context)[0] for pair in parts])
+        return self.blocks[:, 0]
+
+    def _deeper(self, depth: int) -> Tensor:
+        return self.blocks[:, depth - 1]
+
+    def _outputs(self, starts: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
+        before = self.newest[starts].to(final.device)
+        logits, hidden = self.draft.outputs(final, self.draft.lm_head(final), before)
+        return self.draft.lm_head.whole(logits), hidden
 
 
 def depth_that_pays(
@@ -249,8 +288,9 @@ def depth_that_pays(
                 continue
             assert trace.run is not None
             run, left = trace.run, Geometry.of(trace).left
-            shares = [float((run[left >= depth] >= depth).double().mean()) for depth in range(1, DEEPEST)]
-            depths.append(next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), DEEPEST))
+            most = trace.max_drafted
+            shares = [float((run[left >= depth] >= depth).double().mean()) for depth in range(1, most)]
+            depths.append(next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), most))
         return max(depths)
     alphas: dict[float | None, list[Tensor]] = {temperature: [] for temperature in draft_temperatures}
     for prompt, produced in sequences[:TEXTS]:

@@ -12,7 +12,7 @@ Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,7 +116,8 @@ def draft(
     while bool(drafting.any()):
         depth += 1
         index, _ = step_at(trace, geometry, starts, depth)
-        num_calls += drafting
+        if depth == 1 or not trace.blocks:
+            num_calls += drafting
         if policy.reads:
             new, go_on = policy.read(RecordedStep(trace, depth, index, drawn=False), state)
             state, drafting = where_active(new, state, drafting), drafting & go_on
@@ -144,16 +145,30 @@ def replay(trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None 
 
 def by_rounds(trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None = None) -> Replayed:
     """Replay any policy, its memory included: every text's rounds one after another, all texts side by side."""
-    columns = [torch.cat(values) for values in zip(*replay_rounds(trace, policy, copies), strict=True)]
-    text, _, *counts = columns
+    return _counted(trace, list(replay_rounds(trace, policy, copies)))
+
+
+def carried(trace: Trace, policy: StoppingPolicy) -> tuple[Replayed, State]:
+    """Replay a policy whose state goes on from text to text, in the order of the recording; and the state after the last."""
+    rounds, generator = [], replay_rounds(trace, policy, in_turn=True)
+    while True:
+        try:
+            rounds.append(next(generator))
+        except StopIteration as end:
+            return _counted(trace, rounds), end.value
+
+
+def _counted(trace: Trace | Copies, rounds: Sequence[tuple[Tensor, ...]]) -> Replayed:
+    text, _, *counts = (torch.cat(values) for values in zip(*rounds, strict=True))
     return tally(trace.num_texts, trace.max_drafted + 1, 1, torch.zeros_like(text), text, *counts)[0]
 
 
 def replay_rounds(
-    trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None = None
-) -> Iterator[tuple[Tensor, ...]]:
+    trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None = None, in_turn: bool = False
+) -> Generator[tuple[Tensor, ...], None, State]:
     """The n-th rounds of all texts that have n rounds: text, start, drafted, forwards, accepted, produced, each [B].
 
+    in_turn  one row has all texts, one after another, and so its state is carried on; the last state is returned
     A position's acceptance draw counts only where the draft model drafts there; a copied token is accepted iff the text has it.
     Raises InputError for a policy that decides on copied tokens without these.
     """
@@ -163,8 +178,10 @@ def replay_rounds(
     geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
     where = geometry if copies is None else copies.geometry  # old recordings do not tell contexts
     _say_what_contexts_lack(policy, where)
-    first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
-    at, state = first.clone(), policy.init(trace.num_texts, torch.device("cpu"))
+    first, end = trace.text_first[:-1], trace.text_first[1:]
+    if in_turn:
+        first, end = first[:1], end[-1:]
+    at, state = first.clone(), policy.init(len(first), torch.device("cpu"))
     while bool((alive := at < end).any()):
         starts = torch.where(alive, at, first).clamp(max=trace.num_positions - 1)
         before = state = where.in_context(policy, state, starts)
@@ -180,9 +197,11 @@ def replay_rounds(
         observed = policy.observe(Sent(num_drafted, num_calls), VerifiedLengths(accepted), drafted_state)
         state = where_active(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
+        text = torch.searchsorted(trace.text_first, starts, right=True) - 1
         columns = (text, starts, num_drafted, num_calls, accepted, produced)
         yield tuple(values[alive] for values in columns)
         at = torch.where(alive, at + produced, at)
+    return state
 
 
 def by_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
@@ -211,7 +230,7 @@ def sweep_levels(
     scores, possible = score_table(trace, geometry, policy, most)
     for group in torch.tensor(levels, dtype=scores.dtype).split(GROUP):
         lengths = first_below(scores, possible, group, min_drafted)
-        counted += walk(trace, geometry, lengths, lengths)
+        counted += walk(trace, geometry, lengths, trace.calls(lengths))
     return counted
 
 

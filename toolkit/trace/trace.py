@@ -99,6 +99,7 @@ class Trace:
     target_prob [S]     p(token), warped, where accept_prob is recorded, else not a number; None in older recordings
     run [P]             accepted tokens of the round that starts there, at most max_drafted; None: not recorded by start
     max_drafted         most steps of a round the roll-outs suffice for
+    blocks              True: a round's steps came from one draft forward pass (DFlash, DSpark)
     about               what the trace was made from
     names               a head's key -> its name in `estimates`, where that is another one
     """
@@ -125,6 +126,7 @@ class Trace:
     text_prob: Tensor | None = None
     target_prob: Tensor | None = None
     run: Tensor | None = None
+    blocks: bool = False
     prompt_lengths: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -202,6 +204,10 @@ class Trace:
         count[step] = (origin - first[origin] + 1 + step - start).float()
         return total, count
 
+    def calls(self, num_drafted: Tensor) -> Tensor:
+        """Draft forward passes of rounds that draft so many tokens [...]: one for each, or one for a block."""
+        return (num_drafted > 0).to(num_drafted.dtype) if self.blocks else num_drafted
+
     def head_logits(self, key: str) -> Tensor:
         """The raw logits of all steps, as in `estimates`, of the head with this key. Raises InputError if there are none."""
         name = self.names.get(key, key)
@@ -246,6 +252,7 @@ class Trace:
         tensors = _tensors(self)
         tensors |= {f"estimates/{name}": value for name, value in self.estimates.items()}
         metadata = {"about": json.dumps(dict(self.about)), "max_drafted": str(self.max_drafted)}
+        metadata |= {"blocks": "true"} if self.blocks else {}
         return save_tensors(path, tensors, metadata)
 
     @classmethod
@@ -258,6 +265,7 @@ class Trace:
                 **tensors,
                 estimates=estimates,
                 max_drafted=int(metadata["max_drafted"]),
+                blocks="blocks" in metadata,
                 about=json.loads(metadata["about"]),
                 names={},
             )
@@ -298,7 +306,7 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
     first = traces[0]
     optional = ("hidden", "text_tokens", "run")
     held = [
-        (set(trace.estimates), trace.max_drafted, *(getattr(trace, name) is None for name in optional))
+        (set(trace.estimates), trace.max_drafted, trace.blocks, *(getattr(trace, name) is None for name in optional))
         for trace in traces
     ]
     if any(entry != held[0] for entry in held):
@@ -324,7 +332,8 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         )  # by start, or by step
     if mapped and first.hidden is not None:
         joined["hidden"] = Rows(_in_order([trace.hidden for trace in traces], traces))
-    return Trace(**joined, estimates=estimates, max_drafted=first.max_drafted, about=first.about)
+    facts: dict[str, Any] = {name: getattr(first, name) for name in ("max_drafted", "blocks", "about")}
+    return Trace(**joined, **facts, estimates=estimates)
 
 
 def _joined(name: str, values: list[Tensor], traces: Sequence[Trace]) -> Tensor:

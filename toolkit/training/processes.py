@@ -76,15 +76,13 @@ def check_processes(
 def check_accelerator(trainer: Mapping[str, Any]) -> None:
     """Raises InputError if the machine has not what a trainer's config asks to train on."""
     wanted = str(trainer.get("accelerator", "auto"))
-    if wanted != "auto" and not any(map(_is_here, ("cuda", "mps") if wanted == "gpu" else (wanted,))):
-        raise InputError(f"trainer.accelerator: expected auto, cpu or another that is here, got {wanted}")
-
-
-def _is_here(accelerator: str) -> bool:
-    try:
-        return bool(AcceleratorRegistry.get(accelerator).is_available())
-    except (KeyError, ModuleNotFoundError):  # no such name; what it needs is not installed
-        return False
+    for name in ("cuda", "mps") if wanted == "gpu" else (wanted,):
+        try:
+            if name == "auto" or AcceleratorRegistry.get(name).is_available():
+                return
+        except (KeyError, ModuleNotFoundError):  # no such name; what it needs is not installed
+            continue
+    raise InputError(f"trainer.accelerator: expected auto, cpu or another that is here, got {wanted}")
 
 
 class Processes:

@@ -72,7 +72,9 @@ def table_rows(folder: Path) -> list[dict[str, str]]:
     rows = []
     for job, setting in zip(jobs, settings, strict=True):
         row = {"job": str(job["job"]), **{name: setting.get(name, "") for name in varied}}
-        row |= {name: _shown(job.get("scores", {}).get(name)) for name in scores}
+        for name in scores:
+            score = job.get("scores", {}).get(name)
+            row[name] = f"{score:.6g}" if isinstance(score, float) else str("" if score is None else score)
         status = job["status"] if job["status"] == "done" else f"{job['status']}: {job['error']}"
         rows.append({**row, "status": status, "folder": job.get("folder", "")})
     return rows
@@ -107,7 +109,3 @@ def log_sweep(folder: Path, rows: list[dict[str, str]]) -> None:
         done = int((frame["status"] == "done").sum())
         log_summary(wandb, {"jobs": len(frame), "jobs_done": done, "jobs_failed": len(frame) - done})
         log_table(wandb, "multirun/table", frame)
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 
 from toolkit.files.atomic import write_atomic
 from toolkit.training.batches import ExampleBatches
-from toolkit.training.examples import ExampleData, Positions
+from toolkit.training.examples import ExampleData
 from toolkit.training.module import HeadTraining
 
 STATE = "together.pt"
@@ -115,7 +115,15 @@ def train_together(
 
 
 def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: str) -> None:
-    learn_all(learning, epoch_batches(data, epoch))
+    """One step of every head on every batch, in the order of a training alone; then the heads' validation scores.
+
+    A batch is moved to the heads' device once.
+    """
+    options: dict[str, Any] = {"shuffle": data.shuffle, "seed": data.seed, "position": lambda: (epoch, 0)}
+    for batch in ExampleBatches(data.states["train"], data.batch_size, **options):
+        read = learning[0].module.moved(batch)
+        for member in learning:
+            member.learn(read)
     sums = [member.module.new_scores() for member in learning]
     with torch.no_grad():
         for member in learning:
@@ -128,17 +136,3 @@ def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: st
             member.module.head.train()
     for member, scores in zip(learning, sums, strict=True):
         member.validated(float(member.module.named(scores)[metric]))
-
-
-def epoch_batches(data: ExampleData, epoch: int) -> ExampleBatches:
-    """The training batches of an epoch, in the order they have in a training alone."""
-    options: dict[str, Any] = {"shuffle": data.shuffle, "seed": data.seed, "position": lambda: (epoch, 0)}
-    return ExampleBatches(data.states["train"], data.batch_size, **options)
-
-
-def learn_all(learning: Sequence[Member], batches: Iterable[Positions]) -> None:
-    """One step of every head on every batch; a batch is moved to the heads' device once."""
-    for batch in batches:
-        read = learning[0].module.moved(batch)
-        for member in learning:
-            member.learn(read)

@@ -1,35 +1,114 @@
-"""analysis.heads tuning=... tests=...: weights carried from text to text against a replay, and what the table needs."""
+"""analysis.heads tuning=... tests=...: every row of the table by small recordings; weights carried from text to text."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from analysis.heads import run
-from analysis.replay.predictors import carried
-from toolkit import config
+from analysis.replay.fit_samples import samples
+from analysis.replay.predictor_rows import PerfectConfidence, estimated, of_policy, online, untrained
+from analysis.tables.files import read_table
+from analysis.tables.standing import FIXED
+from data_gen import responses, traces
+from toolkit import ModelPair, config
 from toolkit.acceptance import OnlineLogistic
 from toolkit.errors import InputError
-from toolkit.stopping import Bounded, OnlineRate
-from toolkit.trace.replay import by_rounds
+from toolkit.stopping import Bounded, OnlineRate, Rate
+from toolkit.trace.replay import by_rounds, carried
 
 
-def online(evidence, rate):
+def of_evidence(evidence, rate):
     return Bounded(OnlineRate(OnlineLogistic(evidence=evidence), cost_ratio=1.0, rate=rate), 1, 5)
 
 
 def test_weights_that_do_not_move_carry_nothing_and_others_do(trace):
     different = []
     for rate in (0.2, 0.35, 0.5):
-        fixed = online(1e9, rate)
-        assert np.array_equal(carried(trace, fixed), by_rounds(trace, fixed).per_text)
-        learning = online(0.05, rate)
-        different.append(not np.array_equal(carried(trace, learning), by_rounds(trace, learning).per_text))
-        first = torch.arange(trace.num_texts) == 0  # nothing is carried into the first text
-        assert np.array_equal(carried(trace.only(first), learning), by_rounds(trace.only(first), learning).per_text)
+        fixed, learning = of_evidence(1e9, rate), of_evidence(0.05, rate)
+        assert np.array_equal(carried(trace, fixed)[0].per_text, by_rounds(trace, fixed).per_text)
+        different.append(not np.array_equal(carried(trace, learning)[0].per_text, by_rounds(trace, learning).per_text))
+        first = trace.only(torch.arange(trace.num_texts) == 0)  # nothing is carried into the first text
+        assert np.array_equal(carried(first, learning)[0].per_text, by_rounds(first, learning).per_text)
     assert any(different)
+
+
+def test_the_state_after_the_last_text_is_that_of_its_parts(trace):
+    """Carried through the first half and then the second, or through both at once."""
+    half = torch.arange(trace.num_texts) < trace.num_texts // 2
+    whole, learning = carried(trace, of_evidence(0.5, 0.3))[1], of_evidence(0.5, 0.3)
+    state = carried(trace.only(half), learning)[1]
+    assert not torch.equal(state["slope"], whole["slope"])
+    weights = {"slope", "intercepts", "slope_curvature", "intercept_curvatures"}
+    start = {name: value for name, value in state.items() if name in weights}
+
+    class From(Bounded):
+        def init(self, num_rows, device):
+            return {**super().init(num_rows, device), **start}
+
+    again = carried(trace.only(~half), From(learning.policy, 1, 5))[1]
+    for name in weights:
+        torch.testing.assert_close(again[name], whole[name])
+
+
+def test_perfect_confidence_knows_this_position_and_nothing_of_its_token(trace):
+    logits, labels, depth = estimated(PerfectConfidence(), trace, samples(trace, 3))["drawn"]
+    alpha = trace.alpha[: trace.num_positions].double()
+    torch.testing.assert_close(torch.sigmoid(logits), alpha.clamp(1e-6, 1 - 1e-6))
+    assert len(labels) == len(depth) == trace.num_positions
+    row = of_policy(Rate(PerfectConfidence(), rate=1.0))
+    changed = replace(trace, accept_prob=1 - trace.accept_prob, token_prob=1 - trace.token_prob)
+    assert np.array_equal(row.counts(trace, [0.3, 0.6]), row.counts(changed, [0.3, 0.6]))
+
+
+def test_untrained_rows_count_the_same_tokens(trace):
+    produced = trace.lengths().sum()
+    for name, row in untrained().items():
+        counts = row.counts(trace, [0.25, 0.75])
+        assert len(counts) == (trace.max_drafted if name == FIXED else 2)
+        assert (counts[..., 3].sum(1) == float(produced)).all(), name
+    assert np.array_equal(
+        untrained()["online, cold"].counts(trace, [0.4])[0], by_rounds(trace, online(trace, 0.4)).per_text
+    )
 
 
 def test_domains_must_be_the_same(tmp_path):
     words = ["statistics=[A]", "tuning={math: B}", "tests={code: C}", f"paths.root_dir={tmp_path}", "track=false"]
     with pytest.raises(InputError, match="same domains, got math and code"):
         run(config.compose("heads", words))
+
+
+@pytest.mark.slow
+def test_the_table_by_the_public_command(tmp_path):
+    recordings = {}
+    for domain, split, t in (("math", "dev", 1), ("math", "test", 1), ("instruct", "dev", 1), ("math", "dev", 0)):
+        words = [f"prompts=toy_{domain}", f"prompts.split={split}", "prompts.limit=12", "sampling.max_new_tokens=24"]
+        words += [f"sampling.temperature={t}", f"paths.root_dir={tmp_path}"]
+        answers = responses.run(config.compose("responses", words))
+        words = [
+            f"responses={answers}",
+            "upper_bound=true",
+            "hidden=true",
+            "max_drafted=4",
+            f"paths.root_dir={tmp_path}",
+        ]
+        recordings[domain, split, t] = traces.run(config.compose("traces", words))
+    dev, test, other, greedy = (str(folder) for folder in recordings.values())
+    words = [
+        f"statistics=[{dev}]", f"heads=[{ModelPair.toy().head}]",
+        f"tuning={{math: {dev}, instruct: {other}, greedy: {greedy}}}",
+        f"tests={{math: {test}, instruct: {other}, greedy: {greedy}}}", "thresholds=[0.2,0.5,0.8]", "max_drafted=3",
+        "resamples=200", f"paths.root_dir={tmp_path}", "track=false",
+    ]  # fmt: skip
+    folder = run(config.compose("heads", words))
+    table = read_table(folder, "predictors").set_index(["method", "domain"])
+    math = table.xs("math", level="domain")
+    assert math.upper_bound_share["speculative"] == 0 and math.upper_bound_share["upper_bound"] == 1
+    assert math.throughput["oracle"] > math.throughput["upper_bound"] > math.throughput["speculative"]
+    assert math.AUC["statistics"] > 0.75 and math.AUC["perfect confidence"] > 0.75
+    assert math.states.fillna(False).sum() == 2 and math.home.all() and not table.home["statistics", "greedy"]
+    assert {"before", "after"} <= set(read_table(folder, "drift").columns)
+    depths = read_table(folder, "calibration")
+    assert set(depths.depth) == {"all", "1", "2", "3"} and "statistics of instruct" in set(depths.method)
+    assert "statistics of instruct" in (folder / "predictors.md").read_text()

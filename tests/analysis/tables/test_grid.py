@@ -100,6 +100,8 @@ def test_a_head_may_live_anywhere(head, tmp_path):
 @pytest.mark.parametrize(("grid", "message"), [
     ({"specdecpp": {}}, "unknown method 'specdecpp': did you mean specdec_pp"),
     ({"oracle": {"max_draft": 3}}, "unknown oracle parameter 'max_draft': did you mean max_drafted"),
+    ({"upper_bound": {}}, "grid.upper_bound.price: expected numbers above 0"),
+    ({"upper_bound": {"price": [-1]}}, "grid.upper_bound.price: expected numbers above 0"),
     ({"speculative": 4}, "grid.speculative: expected parameters with lists of values, got 4"),
     ({"specdec_pp": {"head": ["nowhere"]}}, "expected an acceptance head"),
 ])  # fmt: skip

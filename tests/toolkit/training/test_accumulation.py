@@ -1,6 +1,5 @@
 """Steps of several batches, and bfloat16: the same weights as one large batch, scores in float32."""
 
-import csv
 import os
 import subprocess
 import sys
@@ -8,10 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from toolkit import train
-from toolkit.config import compose
+from tests.toolkit.training.runs import curves, same_weights, weights
 from toolkit.files.atomic import read_json
 from toolkit.training.module import HeadTraining
 
@@ -21,35 +18,18 @@ ROOT = Path(__file__).resolve().parents[3]
 SMALL = ["head.depth=1", "trainer.max_epochs=3", "logger=csv", "callbacks.checkpoints.every_n_steps=1"]
 
 
-@pytest.fixture
-def run(tiny_overrides, tiny_mix, tmp_path):
-    def trained(name, *words):
-        every = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, *words, f"paths.output_dir={tmp_path}/{name}"]
-        return train.run(compose("train", every))
-
-    return trained
-
-
-def weights(folder):
-    return load_file(folder / "head" / "head.safetensors")
-
-
-def lines(folder):
-    return list(csv.DictReader((folder / "metrics.csv").read_text().split("\n")))
-
-
 @pytest.mark.parametrize("more", [[], ["optimizer.lr=1e-2", "trainer.gradient_clip_val=.01"]])
 def test_accumulated_batches_are_one_large_batch(run, more):
     """In float64, with rows of unequal counts, a last step of fewer rows, without and with a rate in the config."""
     precise = ["trainer.precision=64-true", "pair.dtype=float64", "trainer.log_every_n_steps=1", *more]
-    large = run("large", "data.batch_size=8", *precise)
-    parts = run("parts", "data.batch_size=2", "trainer.accumulate_grad_batches=4", *precise)
+    large = run("large", *SMALL, "data.batch_size=8", *precise)
+    parts = run("parts", *SMALL, "data.batch_size=2", "trainer.accumulate_grad_batches=4", *precise)
     left, right = (torch.load(one / "checkpoints/last.ckpt", weights_only=True) for one in (large, parts))
     assert left["global_step"] == right["global_step"] == 18
     for name, tensor in left["state_dict"].items():
         assert torch.allclose(tensor.double(), right["state_dict"][name].double(), atol=1e-8, rtol=0), name
-    assert [row["step"] for row in lines(large)] == [row["step"] for row in lines(parts)]
-    for one, other in zip(lines(large), lines(parts), strict=True):
+    assert [row["step"] for row in curves(large)] == [row["step"] for row in curves(parts)]
+    for one, other in zip(curves(large), curves(parts), strict=True):
         assert float(one["train/loss"]) == pytest.approx(float(other["train/loss"]), rel=1e-6)
 
 
@@ -63,7 +43,7 @@ def test_several_processes_are_one_large_batch(run, tiny_overrides, tiny_mix, tm
     command = [sys.executable, "-m", "toolkit.train", *every]
     done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    folders = run("large", "data.batch_size=8", *words), tmp_path / "parts"
+    folders = run("large", *SMALL, "data.batch_size=8", *words), tmp_path / "parts"
     left, right = (torch.load(one / "checkpoints/last.ckpt", weights_only=True) for one in folders)
     assert left["global_step"] == right["global_step"] == 18
     heads = [name for name in left["state_dict"] if name.startswith("head.")]
@@ -72,7 +52,7 @@ def test_several_processes_are_one_large_batch(run, tiny_overrides, tiny_mix, tm
 
 def test_an_accumulating_training_is_resumed_between_steps(run, tmp_path, monkeypatch):
     words = ["data.batch_size=4", "trainer.accumulate_grad_batches=3", "optimizer.lr=1e-2"]
-    whole = run("whole", *words)
+    whole = run("whole", *SMALL, *words)
     step, made = HeadTraining.training_step, []
 
     def fails_later(self, batch, batch_idx):
@@ -84,16 +64,12 @@ def test_an_accumulating_training_is_resumed_between_steps(run, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(HeadTraining, "training_step", fails_later)
         with pytest.raises(RuntimeError, match="power cut"):
-            run("cut", *words)
+            run("cut", *SMALL, *words)
         made.clear()
         with pytest.raises(RuntimeError, match="power cut"):
-            run("cut", *words)
-    cut = run("cut", *words)
-    assert all(torch.equal(value, weights(cut)[name]) for name, value in weights(whole).items())
-    kept = [
-        {k: v for k, v in row.items() if not k.startswith("perf/")} for folder in (whole, cut) for row in lines(folder)
-    ]
-    assert kept[: len(kept) // 2] == kept[len(kept) // 2 :]
+            run("cut", *SMALL, *words)
+    cut = run("cut", *SMALL, *words)
+    assert same_weights(whole, cut) and curves(whole) == curves(cut)
 
 
 def test_bfloat16_trains_and_is_scored_in_float32(run, monkeypatch):
@@ -114,14 +90,13 @@ def test_bfloat16_trains_and_is_scored_in_float32(run, monkeypatch):
     monkeypatch.setattr(HeadTraining, "loss_of", watched)
     monkeypatch.setattr(HeadTraining, "add_scores", scored)
     words = ["data.batch_size=8", "optimizer.lr=1e-2"]
-    half = run("half", *words, "trainer.precision=bf16-mixed")
+    half = run("half", *SMALL, *words, "trainer.precision=bf16-mixed")
     single, double = torch.float32, torch.bfloat16
     assert seen == {("loss", double, single, single), ("score", single)}
     assert all(value.dtype == torch.float32 for value in weights(half).values())
-    full = run("full", *words)
+    full = run("full", *SMALL, *words)
     one, other = (read_json(folder / "metrics.json") for folder in (half, full))
     assert one["val/log_loss_calibrated"] == pytest.approx(other["val/log_loss_calibrated"], abs=5e-3)
-    assert weights(half).keys() == weights(full).keys()
-    assert any(not torch.equal(value, weights(full)[name]) for name, value in weights(half).items())
-    best = min(float(row["val/log_loss_calibrated"]) for row in lines(half) if row["val/log_loss_calibrated"])
+    assert weights(half).keys() == weights(full).keys() and not same_weights(half, full)
+    best = min(float(row["val/log_loss_calibrated"]) for row in curves(half) if row["val/log_loss_calibrated"])
     assert one["val/log_loss_calibrated"] == pytest.approx(best, rel=1e-6)

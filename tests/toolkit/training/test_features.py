@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from toolkit import train
 from toolkit.config import compose
@@ -47,14 +46,6 @@ def opened(mix, draft, **keys):
 
 def files(data):
     return sorted(data.cache_folder.glob("*.safetensors"))
-
-
-def weights(folder):
-    return load_file(folder / "head" / "head.safetensors")
-
-
-def equal(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 # -- cached -----------------------------------------------------------------------------------------------------------

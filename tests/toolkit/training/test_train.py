@@ -1,15 +1,14 @@
 """Training heads end to end on a tiny data set: results, resuming after any interruption, sweeps, refusals."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.offline_runs import inventory
+from tests.toolkit.training.runs import curves, same_weights
 from toolkit import train
 from toolkit.acceptance import AcceptanceHead
 from toolkit.config import compose
@@ -43,21 +42,6 @@ def trained(tiny_overrides, tiny_mix, tmp_path_factory):
     return train.run(compose("train", [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, f"paths.output_dir={folder}"]))
 
 
-def weights(folder):
-    return load_file(folder / "head" / "head.safetensors")
-
-
-def same_weights(left, right):
-    left, right = weights(left), weights(right)
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
-def curves(folder):
-    """metrics.csv without the speed."""
-    rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
-    return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows]
-
-
 def test_a_run_leaves_everything_behind(trained, overrides):
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     assert files == {
@@ -86,17 +70,10 @@ def test_a_run_leaves_everything_behind(trained, overrides):
             refused()
 
 
-def test_heads_learn(tiny_overrides, tiny_mix, tmp_path):
+def test_heads_learn(run):
     """A big head on few positions: the loss comes down to what the labels' entropy leaves."""
-    folder = train.run(
-        compose(
-            "train",
-            [
-                *tiny_overrides, f"data.path={tiny_mix}", f"paths.output_dir={tmp_path / 'run'}", "logger=csv",
-                "head.depth=2", "loss.w_rej=1", "optimizer.lr=2e-2", "trainer.max_epochs=25", "callbacks=none",
-            ],
-        )
-    )  # fmt: skip
+    words = ["head.depth=2", "loss.w_rej=1", "optimizer.lr=2e-2", "trainer.max_epochs=25", "callbacks=none"]
+    folder = run("run", "logger=csv", *words)
     losses = [float(row["train/loss"]) for row in curves(folder)]
     assert losses[-1] < 0.6 * losses[0]
 

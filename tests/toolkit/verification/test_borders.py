@@ -128,8 +128,13 @@ def test_a_shorter_chain_in_a_wider_batch_is_verified_as_if_it_were_alone(name):
         assert torch.allclose(lengths[:, : count + 1], alone, atol=1e-14) and not lengths[:, count + 1 :].any()
         assert torch.allclose(residuals[:, : count + 1], rest, atol=1e-14)
         assert torch.allclose(rest[:, count], p[:, count])
-        lengths, _ = rule.distribution(p[0], q[0], tokens[0], count)  # a number will do, too
-        assert torch.allclose(lengths[: count + 1], alone[0], atol=1e-14)
+        single, _ = rule.distribution(p[0], q[0], tokens[0], count)  # a number will do, too
+        assert torch.allclose(single[: count + 1], alone[0], atol=1e-14)
+    counts, more = torch.arange(12) % 4, (3, 4)
+    leading = rule.distribution(*(values.reshape(*more, *values.shape[1:]) for values in (p, q, tokens, counts)))
+    for one, other in zip(leading, rule.distribution(p, q, tokens, counts), strict=True):
+        assert torch.equal(one.flatten(0, 1), other)
+    assert {one.dtype for one in rule.distribution(p.float(), q.float(), tokens, counts)} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", [name for name in PATHS if verification.get(name).lossless])

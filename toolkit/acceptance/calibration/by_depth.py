@@ -2,7 +2,7 @@
 
     logit of P(accepted) = scale of depth k * logit + shift of depth k
 
-Method: sequential temperature scaling, of which vllm#52053 speaks: a temperature per draft position, one position after another.
+Method: sequential temperature scaling, named in vllm#52053: a temperature per draft position, one after another.
 theirs -> ours: temperature -> 1 / scale. No text of it was read.
 Deviation: a shift by depth as well. Acceptance of one domain is another's with a shift, far more than with a scale.
 Deviation: labels are probabilities given that the tokens before are accepted. So each depth is fitted to its own positions, and

@@ -1,0 +1,149 @@
+"""python -m benchmarks.blocks DRAFT [--head HEAD] [--limit 40]: how much of a block to send, by batch size, on the toy prompts.
+
+DRAFT is a DFlash or DSpark draft of the toy target, HEAD a pre-read head of it. The target writes responses to test prompts of
+the three domains; one recording of them is replayed. Costs are this machine's, measured here at batch sizes 1, 4 and 16: c_block
+and the target's columns, in target forward passes over one token per row. A round of k tokens costs c_block + C(k + 1).
+
+    whole block, fixed K    every round alike; the best K of the recording is marked with a star
+    largest q >= h          the best threshold of the recording, likewise
+    statistics, confidence head, our head   `block_draft_rate`, by who estimates acceptance
+    perfect confidence      the same, with sum min(p, q) of every position
+    upper bound             the same, and min(1, p/q) of every drawn token
+
+Then calibration: mean estimate and mean acceptance by depth, over rounds in which all before it was accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_gen.prompts import ToyPrompts
+from toolkit import ModelPair, config
+from toolkit.acceptance import ConfidenceHeadEstimator, PrereadEstimator, StatisticsEstimator
+from toolkit.acceptance.folder import Scorer
+from toolkit.costs.load import LoadCost
+from toolkit.costs.measure import measure
+from toolkit.costs.table import CostTable
+from toolkit.decoding import Sampling, decode
+from toolkit.stopping import BlockDraftRate, Bounded, Fixed, Largest
+from toolkit.stopping.prices import Prices, PriceTable
+from toolkit.trace import Trace
+from toolkit.trace.record_by_start import StartRecorder
+from toolkit.trace.replay import Replayed, replay
+from toolkit.trace.score import named_scorers, with_logits
+from toolkit.trace.steps import Geometry, RecordedStep, step_at
+
+BATCHES = (1, 4, 16)
+THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class TruePositions:
+    """The recording's own sum min(p, q) of a position, before its token is drawn."""
+
+    def bind(self, pair: Any) -> TruePositions:
+        return self
+
+    def position_prob(self, step: RecordedStep) -> Tensor:
+        return step.trace.alpha[step.index]
+
+
+class TrueTokens(TruePositions):
+    """And min(1, p/q) of the drawn token."""
+
+    def drawn_probs(self, step: RecordedStep) -> tuple[Tensor, Tensor]:
+        accepted = step.trace.accept_prob[step.index]
+        return accepted, torch.ones_like(accepted)
+
+
+def recorded(pair: ModelPair, limit: int) -> Trace:
+    """The recording of responses to `limit` test prompts of each domain."""
+    prompts = [
+        prompt.prompt for name in ("instruct", "math", "code") for prompt in ToyPrompts(name, "test", limit).load()
+    ]
+    sampling = Sampling(max_new_tokens=96, seed=1)
+    plain = decode(pair, prompts, config.method("autoregressive"), sampling, batch_size=16)
+    sequences = [(generation.prompt_ids, generation.token_ids) for generation in plain]
+    recorder = StartRecorder(pair, sampling, 20, hidden=True, upper_bound=True)
+    return recorder.record_all(sequences, range(len(sequences)), batch_size=8)
+
+
+def estimators(pair: ModelPair, head: str | None) -> Iterator[tuple[str, Any]]:
+    """Who estimates acceptance, and how tables call it."""
+    yield "statistics", StatisticsEstimator().bind(pair)
+    if pair.draft.confidence_head is not None:
+        yield "confidence head", ConfidenceHeadEstimator(pair.draft.confidence_head)
+    if head is not None:
+        yield "our head", PrereadEstimator(head).bind(pair)
+    yield "perfect confidence", TruePositions()
+    yield "upper bound", TrueTokens()
+
+
+def rates(replayed: Replayed, prices: Prices) -> tuple[float, float]:
+    """Tokens per target forward pass, and per unit of cost."""
+    lengths, total = torch.from_numpy(replayed.lengths).double(), replayed.total
+    columns = prices.read(torch.arange(len(lengths))).double()
+    cost = float((lengths * (1 + columns)).sum()) + total.num_draft_calls * float(prices.forward[0])
+    return total.num_generated / total.num_target_calls, total.num_generated / cost
+
+
+def of_batch(trace: Trace, who: list[tuple[str, Any]], table: CostTable, batch: int) -> None:
+    """Print the rows of one batch size."""
+    most = trace.max_drafted
+    prices = PriceTable.of(LoadCost.of([table]), batch, most, flat=False, blocks=True).middle
+    columns = ", ".join(f"{value:.3f}" for value in prices.columns[0].tolist())
+    print(f"\nbatch {batch}: c_block {float(prices.forward[0]):.2f}, columns {columns}\n")
+    print("| sent | tokens per target forward | tokens per cost |\n|---|---|---|\n| nothing | 1.000 | 1.000 |")
+    fixed = {f"K={k}": replay(trace, Bounded(Fixed(k), 1, k)) for k in range(1, most + 1)}
+    sure = {f"largest q >= {h}": replay(trace, Bounded(Largest(h), 0, most)) for h in THRESHOLDS}
+    rows = {"whole block": fixed[f"K={most}"]}
+    for group in (fixed, sure):
+        best = max(group, key=lambda name: rates(group[name], prices)[1])
+        rows[f"{best}*"] = group[best]
+    for name, estimator in who:
+        policy = BlockDraftRate(estimator, costs=table, batch_size=batch).within(most)
+        bound = replace(policy, prices=PriceTable.of(LoadCost.of([table]), batch, most, flat=False, blocks=True))
+        rows[name] = replay(trace, Bounded(bound, 0, most))
+    for name, replayed in rows.items():
+        print("| {} | {:.3f} | {:.3f} |".format(name, *rates(replayed, prices)))
+
+
+def calibration(trace: Trace, who: list[tuple[str, Any]]) -> None:
+    """Print mean estimates before a token is drawn, and mean acceptance, by depth."""
+    geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
+    named = [(name, estimator) for name, estimator in who if hasattr(estimator, "position_prob")]
+    print("\n| depth | positions | " + " | ".join(name for name, _ in named) + " |\n" + "|---" * (2 + len(named)) + "|")
+    for depth in range(1, trace.max_drafted + 1):
+        index, exists = step_at(trace, geometry, starts, depth)
+        here = index[exists & (geometry.run >= depth - 1) & (geometry.left >= depth)]
+        means = [
+            float(e.position_prob(RecordedStep(trace, depth, here, drawn=False)).double().mean()) for _, e in named
+        ]
+        print(f"| {depth} | {len(here)} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("draft")
+    parser.add_argument("--head", default=None)
+    parser.add_argument("--limit", type=int, default=40)
+    options = parser.parse_args()
+    pair = ModelPair.from_pretrained("toy/target", options.draft)
+    trace, who = recorded(pair, options.limit), list(estimators(pair, options.head))
+    if options.head is not None:
+        scorers: dict[str, Scorer] = named_scorers(pair, {"ours": options.head})
+        trace = replace(with_logits(trace, scorers), names={scorer.key: name for name, scorer in scorers.items()})
+    print(f"{trace.num_texts} texts, {trace.num_positions} tokens, blocks of {trace.max_drafted}")
+    for batch in BATCHES:
+        of_batch(trace, who, measure(pair, batch)[0], batch)
+    calibration(trace, [(name, estimator) for name, estimator in who if name != "upper bound"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Block draft rate: how much of a block is worth the target's columns, and whether a round has a block at all. No threshold.
+
+The rule is ours, from renewal-reward theory as `rate` is; the drafts are DFlash's and DSpark's, with one draft forward pass per
+round. lambda is the rate that the text has reached, in tokens per unit of cost; C(k) is what a target forward pass over k
+drafted tokens costs beyond one over none. Before the block is drafted, a stands for the acceptance of each of its tokens, the
+posterior mean over the text's rounds. A round has a block iff
+
+    max over d of  a + a^2 + .. + a^d - lambda * C(d)  >  lambda * c_block
+
+Afterwards c_block is spent. Position k is sent, before its token is drawn, iff for some number d of positions from it on
+
+    P(all so far and this one are accepted) * (1 + a + .. + a^(d - 1))  >  lambda * (C(k - 1 + d) - C(k - 1))
+
+Where columns cost the same, d = 1 decides. Where they cost nothing, the whole block is sent: then no policy is better.
+What decides about position k is q_k, the state that it is made of and what was drawn before; never its own token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from toolkit.config.notes import AtLeast, Between, File
+from toolkit.config.values import check_ranges
+from toolkit.costs.table import CostTable
+from toolkit.stopping.base import State, StoppingPolicy, entry_probs
+from toolkit.stopping.prices import Column, Prices, PriceTable, Ratio, table_of
+from toolkit.types import Drafted, Step, Verified
+
+
+class BlockEstimate(Protocol):
+    """Gives probabilities of a block's positions: `position_prob`, or `drawn_probs` as a `DrawnEstimator`, or both."""
+
+    def bind(self, pair: object) -> BlockEstimate:
+        """Load and check what the estimator needs of a pair."""
+
+
+@dataclass(frozen=True)
+class BlockDraftRate(StoppingPolicy):
+    """Send a block's positions while their probability to enter the text exceeds the target's columns at the text's rate.
+
+    estimator    P(x_k accepted) before x_k is drawn (`position_prob`), and once it is (`drawn_probs`), or one of the two
+    costs        a table by batch size, a JSON or CSV file (`toolkit.costs.load`); null: `cost_ratio` and `column_cost`
+    cost_ratio   c_block, draft forward pass / target forward pass
+    column_cost  what one more token per row adds to a target forward pass, as a share of it
+    batch_size   rows that are decoded together: the table is read at this size
+    acceptance   a before any round
+    evidence     drafted tokens that `acceptance` counts for
+    initial_rate  lambda of a text that begins
+    memory       target forward passes that `initial_rate` counts for
+    deepest, prices  the longest block, and what its positions cost: set by `within` and `bind`
+    """
+
+    reads: ClassVar[bool] = True
+    reads_states: ClassVar[bool] = True
+    estimator: BlockEstimate
+    costs: Annotated[str | CostTable | None, File()] = None
+    cost_ratio: Ratio = None
+    column_cost: Column = None
+    batch_size: Annotated[int, AtLeast(1)] = 1
+    acceptance: Annotated[float, Between(0, 1, "()")] = 0.6
+    evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0
+    initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
+    memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
+    deepest: int = 20
+    prices: PriceTable | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "policy.")
+
+    @property
+    def reads_context(self) -> bool:  # type: ignore[override]
+        return self.prices is not None and self.prices.by_context
+
+    def within(self, max_drafted: int) -> BlockDraftRate:
+        return replace(self, deepest=max_drafted)
+
+    def bind(self, pair: object) -> BlockDraftRate:
+        table = table_of(self.costs, self.cost_ratio, self.column_cost, [self.batch_size], self.deepest + 1)
+        prices = PriceTable.of(table, self.batch_size, self.deepest, self.costs is None, blocks=True)
+        return replace(self, estimator=self.estimator.bind(pair), prices=prices)
+
+    def init(self, num_rows: int, device: torch.device) -> State:
+        """The state: tokens and cost of the text so far, its verified and accepted tokens, and of the round
+
+        survival  that what was drawn so far enters the text;  entering  that the position being decided does, too
+        """
+        ones = torch.ones(num_rows, dtype=torch.float32, device=device)
+        text = {"tokens": self.initial_rate * self.memory * ones, "cost": self.memory * ones}
+        counts = {name: torch.zeros_like(ones) for name in ("verified", "accepted")}
+        return {**text, **counts, "survival": ones, "entering": ones.clone()}
+
+    def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
+        worth = self._prices(state).worth(self._acceptance(state), state["tokens"] / state["cost"])
+        return state, live & (worth > 0)
+
+    def read(self, step: Step, state: State) -> tuple[State, Tensor]:
+        acceptance = self._acceptance(state)
+        if hasattr(self.estimator, "position_prob"):
+            entering = state["survival"] * self.estimator.position_prob(step).to(acceptance.dtype)
+        else:  # what was said of it with the token before
+            entering = acceptance if step.depth == 1 else state["entering"]
+        prices = self._prices(state)
+        columns = replace(prices, tokens=prices.columns)
+        goes_on = columns.pay(entering, acceptance, state["tokens"] / state["cost"], step.depth - 1)
+        return {**state, "entering": entering}, goes_on
+
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
+        going = torch.ones_like(state["survival"], dtype=torch.bool)
+        if not hasattr(self.estimator, "drawn_probs"):
+            return {**state, "survival": state["entering"]}, going
+        survival, following = entry_probs(self.estimator, step, state["survival"])  # type: ignore[arg-type]
+        return {**state, "survival": survival, "entering": following}, going
+
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
+        prices, ones = self._prices(state), torch.ones_like(state["survival"])
+        spent = 1 + proposal.num_calls * prices.forward + prices.read(proposal.num_drafted)
+        verified = torch.minimum(verdict.length + 1, proposal.num_drafted)
+        return {
+            **state,
+            "tokens": state["tokens"] + verdict.length + 1,
+            "cost": state["cost"] + spent,
+            "verified": state["verified"] + verified,
+            "accepted": state["accepted"] + verdict.length,
+            "survival": ones,
+            "entering": ones.clone(),
+        }
+
+    def _prices(self, state: State) -> Prices:
+        assert self.prices is not None, "bind the policy to a pair first"
+        return self.prices.at(state.get("context"), state["survival"].device)
+
+    def _acceptance(self, state: State) -> Tensor:
+        """The posterior mean of the acceptance of the text's drafted tokens [B]."""
+        return (state["accepted"] + self.evidence * self.acceptance) / (state["verified"] + self.evidence)
