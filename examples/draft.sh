@@ -3,6 +3,7 @@
 #     bash examples/draft.sh                           the toy target: three minutes on two cores
 #     bash examples/draft.sh TARGET PROMPTS.jsonl      yours (SmolLM2 135M: an hour on two cores, SIZE= for the full size)
 set -euo pipefail
+mkdir -p outputs/examples
 target=${1:-toy/target} prompts=${2:-outputs/examples/questions.jsonl}
 size=${SIZE-prompts.limit=150 sampling.max_new_tokens=32}
 [ $# -ge 2 ] || python examples/questions.py "$prompts" 400

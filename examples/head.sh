@@ -3,6 +3,7 @@
 #     bash examples/head.sh                                the embedded toy pair: three minutes on two cores
 #     bash examples/head.sh TARGET DRAFT PROMPTS.jsonl     yours: folders, hub names or GGUF files; {"id": ..., "prompt": ...}
 set -euo pipefail
+mkdir -p outputs/examples
 target=${1:-toy/target} draft=${2:-toy/draft} prompts=${3:-outputs/examples/questions.jsonl}
 [ $# -ge 3 ] || python examples/questions.py "$prompts" 400
 
