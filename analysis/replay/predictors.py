@@ -160,7 +160,7 @@ def _tuned(
     levels, rows = [float(h) for h in cfg.thresholds], untrained()
     rows |= {"log odds, fitted": of_statistics(part, "log_odds", cfg.seed)}
     rows |= {"log odds and log ratio, fitted": of_statistics(part, "ratio", cfg.seed)}
-    rows |= fitted | {n: of_head(h, own) for n, h in head_labels(heads).items()}
+    rows |= {**fitted, **{name: of_head(head, own) for name, head in head_labels(heads).items()}}
     if not home:
         rows = {row: predictor for row, predictor in rows.items() if row in REFERENCES or carries_over(row)}
     domain = Domain(name, dev, test, home, rows)
