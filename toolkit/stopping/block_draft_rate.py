@@ -25,10 +25,9 @@ from torch import Tensor
 
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.costs.load import table_of
 from toolkit.costs.table import CostTable
 from toolkit.stopping.base import State, StoppingPolicy, entry_probs
-from toolkit.stopping.prices import Prices, PriceTable
+from toolkit.stopping.prices import Column, Prices, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Step, Verified
 
 
@@ -59,8 +58,8 @@ class BlockDraftRate(StoppingPolicy):
     reads_states: ClassVar[bool] = True
     estimator: BlockEstimate
     costs: Annotated[str | CostTable | None, File()] = None
-    cost_ratio: Annotated[float, AtLeast(0)] = 0.2
-    column_cost: Annotated[float, AtLeast(0)] = 0.05
+    cost_ratio: Ratio = None
+    column_cost: Column = None
     batch_size: Annotated[int, AtLeast(1)] = 1
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.6
     evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0

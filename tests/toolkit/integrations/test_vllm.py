@@ -73,9 +73,10 @@ def ours(pair, prompts, overrides=()):
     method = config.method("lookup_rate", [f"max_drafted={MOST}", "policy.column_cost=.05", *overrides])
     answers = decode(pair, [prompt for prompt, _ in texts], method, Sampling(0.0, max_new_tokens=NEW - 1))
     assert [each.token_ids for each in answers] == [rest for _, rest in texts]
-    counts = [[(each.num_drafted, each.num_accepted) for each in answer.rounds if each.num_drafted] for answer in answers]
+    counts = [
+        [(each.num_drafted, each.num_accepted) for each in answer.rounds if each.num_drafted] for answer in answers
+    ]
     return texts, counts
-
 
 
 @pytest.mark.parametrize("order", ["one at a time", "together", "moving"])
@@ -100,7 +101,9 @@ def test_settings_are_those_of_the_method_and_others_are_refused(pair, prompts, 
     proposer, policy = parts({})
     method = config.method("lookup_rate")
     assert (proposer, policy) == (method.proposer, method.policy)
-    texts, expected = ours(pair, prompts[:2], ["policy.initial_rate=3", "policy.column_cost=.2", "proposer.min_match=2"])
+    texts, expected = ours(
+        pair, prompts[:2], ["policy.initial_rate=3", "policy.column_cost=.2", "proposer.min_match=2"]
+    )
     counts = served(Copies(configured(pair, initial_rate=3, column_cost=0.2, min_match=2)), texts, lambda live: live)
     assert [mine[:-2] for mine in expected] == [
         theirs[: len(mine[:-2])] for mine, theirs in zip(expected, counts, strict=True)
