@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help install quickstart test test-slow check format bench gpu gpu-check evidence real papers docs soak fuzz mutants toy wheel-test clean
+.PHONY: help install quickstart test test-slow check format bench gpu gpu-check evidence real engines papers docs soak fuzz mutants toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -49,6 +49,9 @@ evidence: $(READY) ## the documentation's results, measured again into outputs/e
 
 real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions); 3 to 4 hours
 	OMP_WAIT_POLICY=PASSIVE $(RUN) -m benchmarks.real $(if $(DATA),--data $(DATA)) $(ARGS)
+
+engines: $(READY) ## vLLM and llama.cpp beside this package, count for count, into outputs/engines/ (3.4 GB of environments first; ARGS="--help")
+	OMP_WAIT_POLICY=PASSIVE $(RUN) -m benchmarks.engines $(ARGS)
 
 papers: $(READY) ## every table and figure of the papers that the toy pair can make, into outputs/papers/
 	$(RUN) -m benchmarks.papers $(ARGS)

@@ -7,8 +7,8 @@ without an answer. Its questions go to the others. A redirect is an error, too: 
 
 A target is asked with every field of our sampling in the words of its engine. Neutral values are sent, too, for engines put a
 checkpoint's own generation config in the place of what is missing. An engine that has no word for a field takes only its
-neutral value. Names and neutral values are those of vLLM 0.33 (entrypoints/openai/completion/protocol.py), SGLang of July 2026
-(serving_completions.py, pull request 30917) and transformers 5.23 (cli/serving/completion.py).
+neutral value. Names and neutral values are those of vLLM 0.32.0 (entrypoints/openai/completion/protocol.py), SGLang of July
+2026 (serving_completions.py, pull request 30917) and transformers 5.23 (cli/serving/completion.py).
 """
 
 from __future__ import annotations

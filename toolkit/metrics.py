@@ -94,7 +94,7 @@ def summarize(generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 def request_counts(rounds: Sequence[Round], longest: int) -> dict[str, Any]:
-    """The counts of one text as vLLM 0.33.0 answers them under `--per-request-spec-decode-metrics detailed`.
+    """The counts of one text as vLLM 0.32.0 answers them under `--per-request-spec-decode-metrics detailed`.
 
     rounds   of chains; those that drafted nothing are left out, as there. Accepted tokens beyond the text's end count, as there
     longest  K, the most tokens of a round

@@ -1,6 +1,6 @@
 """What an engine counted of its drafts: vLLM's answers, its /metrics page, or the generations.jsonl of toolkit.decode.
 
-answers   one JSON object per line, with `metrics.speculative_decoding` (vLLM 0.33.0; experimental there). Started with
+answers   one JSON object per line, with `metrics.speculative_decoding` (vLLM 0.32.0; experimental there). Started with
           `--per-request-spec-decode-metrics detailed`, the server says the drafted and accepted tokens of every round.
           `summary` says how many rounds accepted 0, 1, 2, ... tokens: enough only if all rounds drafted K tokens
 /metrics  the text of vLLM's Prometheus counters: sums by position since the server started, of all requests together

@@ -10,7 +10,7 @@
     toolkit.txt        overrides of this package's own decoding (`next_line` is the whole command)
 
 All but transformers and vLLM's "probabilistic" draft greedily: their lengths and rates are of greedy drafts. Names are those of
-vLLM 0.33.0, SGLang 0.5.23, TensorRT-LLM 1.4.0rc1, transformers 5.23 and llama.cpp b11434; only transformers was run.
+vLLM 0.32.0, SGLang 0.5.23, TensorRT-LLM 1.4.0rc1, transformers 5.23 and llama.cpp b11434; the first and transformers were run.
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ def by_position(counts: PositionCounts, bootstrap: Bootstrap) -> pd.DataFrame:
     lines = []
     for j in range(counts.longest):
         pairs = np.stack([counts.accepted[:, j], counts.reached[:, j]], axis=1)
-        accepted = bootstrap.figures(pairs, lambda sums: {"accepted": sums[..., 0] / sums[..., 1]}, "probability")
+        with np.errstate(invalid="ignore"):  # positions that no round reached
+            accepted = bootstrap.figures(pairs, lambda sums: {"accepted": sums[..., 0] / sums[..., 1]}, "probability")
         lines.append({"position": j + 1, "rounds": int(pairs[:, 1].sum()), **accepted})
     return pd.DataFrame(lines)
 

@@ -42,7 +42,7 @@ def page(tables: Mapping[str, pd.DataFrame], cost_ratio: float, positions: int) 
         markdown(transfer(every, rows)),
         "## The domain changes in the middle",
         "Share of the second domain's way. Weights and levels are those of the first; `carried` goes on learning.",
-        markdown(drift(tables["drift"])),
+        markdown(drift(tables["drift"], set(home.method) - set(rows))),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -105,11 +105,17 @@ def by_depth(table: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def carries_over(row: str) -> bool:
+    """Whether a row is compared on domains of another draft or temperature, too."""
+    return row in ("confidence", COLD, STATISTICS) or row.startswith(f"{STATISTICS} of ") or " head" in row
+
+
 def transfer(every: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     """One line per predictor and what it was fitted to, one column per domain: share with its level / without, and ECE."""
-    fitted = [row for row in every.method.unique() if row.startswith(f"{STATISTICS} of ")]
     lines = []
-    for row in (COLD, "confidence", STATISTICS, *fitted, *(row for row in rows if " head" in row)):
+    for row in filter(carries_over, every.method.unique()):
+        if " head" in row and row not in rows:
+            continue
         line: dict[str, Any] = {"predictor": row}
         for domain, entry in every[every.method == row].set_index("domain").iterrows():
             free = "" if pd.isna(entry.free) else f" / {entry.free:.0%}"
@@ -118,11 +124,11 @@ def transfer(every: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(lines).fillna("")
 
 
-def drift(table: pd.DataFrame) -> pd.DataFrame:
-    """One line per row, one column per change."""
+def drift(table: pd.DataFrame, small: set[str]) -> pd.DataFrame:
+    """One line per row, one column per change; rows of fewer positions of training are left out."""
     lines = []
     for row in table.method.unique():
-        if row not in (FIXED, UPPER_BOUND):
+        if row not in (FIXED, UPPER_BOUND, *small):
             mine = table[table.method == row]
             changes = {
                 f"{e.before} to {e.after}": interval_text(e._asdict(), SHARE, "{:.0%}") for e in mine.itertuples()

@@ -150,18 +150,27 @@ def untrained() -> dict[str, Predictor]:
     }
 
 
-def estimated(estimator: Any, trace: Trace, steps: Tensor, depth: Tensor) -> Tensor:
-    """Logits [n] of P(accepted) of the tokens drawn at positions [n] and depths [n] of the round; not a number: unread."""
-    logits, geometry = torch.full((len(steps),), torch.nan, dtype=torch.float64), Geometry.of(trace)
-    for level in depth.unique().tolist():
-        here = depth == level
+def estimated(estimator: Any, trace: Trace, part: Samples) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Logits of P(accepted), labels and depths [n] each, of the positions that are read and labelled: `drawn`, `following`.
+
+    An estimator that scores tokens once they are read says nothing of the following one.
+    """
+    geometry, columns = Geometry.of(trace), torch.full((2, len(part.depth)), torch.nan, dtype=torch.float64)
+    for level in part.depth.unique().tolist():
+        here = part.depth == level
         if hasattr(estimator, "drawn_probs"):
-            probs = estimator.drawn_probs(RecordedStep(trace, level, steps[here]))[0]
+            probs = torch.stack(estimator.drawn_probs(RecordedStep(trace, level, part.steps[here])))
         else:
-            reading, exists = step_at(trace, geometry, steps[here], 2)
-            probs = estimator.read_prob(RecordedStep(trace, level + 1, reading)).where(exists, torch.nan)
-        logits[here] = probs.double().logit(eps=1e-6)
-    return logits
+            reading, exists = step_at(trace, geometry, part.steps[here], 2)
+            read = estimator.read_prob(RecordedStep(trace, level + 1, reading)).where(exists, torch.nan)
+            probs = torch.stack([read, torch.full_like(read, torch.nan)])
+        columns[:, here] = probs.double().logit(eps=1e-6)
+    judged = {}
+    for name, logits in zip(("drawn", "following"), columns, strict=True):
+        chosen = ~(logits.isnan() | part.labels[name].isnan())
+        if bool(chosen.any()):
+            judged[name] = (logits[chosen], part.labels[name][chosen], part.depth[chosen])
+    return judged
 
 
 def without_level(trace: Trace, estimator: Any, cost_ratio: float) -> Array | None:

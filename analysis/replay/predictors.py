@@ -29,7 +29,7 @@ import torch
 from analysis.replay.calibrate import fitted_maps, scored_maps
 from analysis.replay.fit_samples import Samples, samples, score
 from analysis.replay.head_folders import CandidateHead, find_heads
-from analysis.replay.predictor_pages import page
+from analysis.replay.predictor_pages import carries_over, page
 from analysis.replay.predictor_rows import (
     CARRIED,
     COLD,
@@ -160,7 +160,10 @@ def _tuned(
     levels, rows = [float(h) for h in cfg.thresholds], untrained()
     rows |= {"log odds, fitted": of_statistics(part, "log_odds", cfg.seed)}
     rows |= {"log odds and log ratio, fitted": of_statistics(part, "ratio", cfg.seed)}
-    domain = Domain(name, dev, test, home, rows | fitted | {n: of_head(h, own) for n, h in head_labels(heads).items()})
+    rows |= fitted | {n: of_head(h, own) for n, h in head_labels(heads).items()}
+    if not home:
+        rows = {row: predictor for row, predictor in rows.items() if row in REFERENCES or carries_over(row)}
+    domain = Domain(name, dev, test, home, rows)
 
     def choose(row: str) -> None:
         predictor = domain.rows[row]
@@ -173,8 +176,9 @@ def _tuned(
 
     for row in domain.rows:
         choose(row)
-    domain.rows[WARM] = warm(dev, levels[domain.chosen[COLD]])
-    choose(WARM)
+    if home:
+        domain.rows[WARM] = warm(dev, levels[domain.chosen[COLD]])
+        choose(WARM)
     return domain
 
 
@@ -197,14 +201,14 @@ def _lines(domain: Domain, own: Any, cfg: commands.Heads) -> tuple[pd.DataFrame,
         extra["states"] = predictor.needs_states
         if predictor.estimator is not None:
             on_dev, on_test = (
-                _estimates(predictor, trace, part)
+                estimated(predictor.estimator, trace, part)
                 for trace, part in zip((domain.dev, domain.test), judged, strict=True)
             )
-            calibration = fitted_maps({"drawn": on_dev})
-            table = pd.DataFrame(scored_maps({"drawn": on_test}, calibration)).assign(method=row, domain=domain.name)
+            calibration, drawn = fitted_maps(on_dev), {"drawn": on_test["drawn"]}
+            table = pd.DataFrame(scored_maps(drawn, calibration)).assign(method=row, domain=domain.name)
             single = table[table.depth != "all"]
             extra |= {key: np.average(single[key], weights=single.positions) for key in ("ECE", "ECE_calibrated")}
-            extra |= {key: score(*on_test[:2])[key] for key in ("AUC", "log_loss")}
+            extra |= {key: score(*drawn["drawn"][:2])[key] for key in ("AUC", "log_loss")}
             depths.append(table)
             mapped = with_calibration(predictor.estimator, calibration)
             for name, estimator in (("free", predictor.estimator), ("free_calibrated", mapped)):
@@ -226,13 +230,6 @@ def _lines(domain: Domain, own: Any, cfg: commands.Heads) -> tuple[pd.DataFrame,
     return table.assign(**about), pd.concat(depths, ignore_index=True)
 
 
-def _estimates(predictor: Predictor, trace: Trace, part: Samples) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits, labels and depths [n] of the drawn tokens that the predictor reads."""
-    logits = estimated(predictor.estimator, trace, part.steps, part.depth)
-    read = ~logits.isnan()
-    return logits[read], part.labels["drawn"][read], part.depth[read]
-
-
 def _drift(domains: list[Domain], cfg: commands.Heads) -> pd.DataFrame:
     """The domain changes to the next one in the middle; shares are of the second half, of its own best fixed K and bound."""
     levels, tables = [float(h) for h in cfg.thresholds], []
@@ -240,10 +237,12 @@ def _drift(domains: list[Domain], cfg: commands.Heads) -> pd.DataFrame:
         if before is after:
             continue
         half = {FIXED: after.counts[FIXED], UPPER_BOUND: after.counts[UPPER_BOUND]}
-        half["fixed K of before"] = _at_level(before, FIXED, after.test, levels)
-        for row in (*before.rows, f"{STATISTICS} of {before.name}"):
-            if row not in REFERENCES and row != CARRIED and " of " not in row.replace(f" of {before.name}", ""):
-                half[row.replace(f" of {before.name}", " of before")] = _at_level(before, row, after.test, levels)
+        half["best fixed K of the first domain"] = _at_level(before, FIXED, after.test, levels)
+        for row in before.rows:
+            others = row.startswith(f"{STATISTICS} of ") and row != f"{STATISTICS} of {before.name}"
+            if row not in REFERENCES and row != CARRIED and not others:
+                name = row.replace(f"{STATISTICS} of {before.name}", f"{STATISTICS} of the first domain")
+                half[name] = _at_level(before, row, after.test, levels)
         level, alone = levels[before.chosen[COLD]], [replace(d.test, estimates={}) for d in (before, after)]
         both, _ = carried(join(alone), online(join(alone), level))
         half[CARRIED] = both.per_text[before.test.num_texts :]

@@ -23,9 +23,9 @@ FOLDER = ROOT / "outputs" / ("real" if DEVICE == "cpu" else f"real_{DEVICE}")
 EAGLE3 = "_eagle3"  # ends the notes of the draft that reads the target's states
 
 
-def stage(*words: str, line: str = "output: ") -> Path:
-    """Run a public command below outputs/real/, its output shown; returns what its last line of this beginning names."""
-    command = [sys.executable, "-m", words[0], f"paths.root_dir={FOLDER}", *words[1:]]
+def stage(*words: str, line: str = "output: ", folder: Path = FOLDER) -> Path:
+    """Run a public command below a folder, its output shown; returns what its last line of this beginning names."""
+    command = [sys.executable, "-m", words[0], f"paths.root_dir={folder}", *words[1:]]
     print(f"\n$ python -m {' '.join(words)}", flush=True)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

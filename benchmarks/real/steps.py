@@ -228,7 +228,7 @@ def llamacpp() -> None:
         if not path.exists():
             words = [str(weights()), str(prompts), mode, str(TOKENS), str(path)]
             environment = {**os.environ, "PYTHONPATH": str(site)}
-            script = ROOT / "benchmarks" / "llamacpp.py"
+            script = ROOT / "benchmarks" / "engines" / "llamacpp.py"
             subprocess.run([sys.executable, script, *words], env=environment, stderr=subprocess.DEVNULL, check=True)
 
 

@@ -11,9 +11,9 @@ mark what counts by its content.
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
@@ -604,9 +604,7 @@ def command_of(config_name: str) -> type[ConfigSection] | None:
     return COMMANDS.get(config_name)
 
 
-@cache
-def keys_of(section: Any) -> Keys:
-    """The keys of a section, its parents' among them, by the order of their classes."""
+def _keys_of(section: Any) -> Keys:
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
     defaults: dict[str, Any] = {}
@@ -617,12 +615,20 @@ def keys_of(section: Any) -> Keys:
     return Keys({key.name: key for key in keys}, no_blanks=True)
 
 
+keys_of: Callable[[Any], Keys] = cache(_keys_of)
+
+
 def defaults_of(section: type[ConfigSection]) -> dict[str, Any]:
     """Every key with its default as plain containers; ??? where there is none."""
-    defaults: dict[str, Any] = {name: key.default for name, key in keys_of(section).keys.items()}
-    sections = {name: asdict(value) for name, value in defaults.items() if is_dataclass(value)}
-    missing = {name: "???" for name, value in defaults.items() if value is REQUIRED}
-    return {**defaults, **sections, **missing}
+    return {name: _plain(key.default) for name, key in keys_of(section).keys.items()}
+
+
+def _plain(value: Any) -> Any:
+    if value is REQUIRED:
+        return "???"
+    if not isinstance(value, ConfigSection):
+        return value
+    return {name: _plain(content) for name, content in vars(value).items()}
 
 
 def section_in(annotation: Any) -> type[ConfigSection] | None:

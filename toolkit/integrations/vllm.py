@@ -4,10 +4,10 @@
                                              "num_speculative_tokens": 20}'
     ... --additional-config '{"copies": {"match": "FOLDER/match.json", "costs": "costs.json"}}'      its settings
 
-vLLM hands the class token ids, neither requests nor verdicts, and rows move between steps. A row is known again by its text: what
-it was before the newest tokens. Their number says how many copied tokens were accepted. A copied token is accepted iff
-the text goes on with it, so equal texts have equal states, and may share one. The first token of an answer comes from
-vLLM's reading of the prompt, without a draft. So a text begins after it, as if it were the prompt's last.
+vLLM hands the class token ids, neither requests nor verdicts, and rows move between steps. A row is known again by its text
+before the newest tokens. Their number says how many copied tokens were accepted. A copied token is accepted iff the text goes
+on with it, so equal texts have equal states, and may share one. The first token of an answer comes from vLLM's reading of
+the prompt, without a draft. So a text begins after it, as if it were the prompt's last.
 
 Theirs -> ours: num_speculative_tokens -> max_drafted, num_tokens_no_spec -> tokens of the text.
 Deviation: the class is told of no length limit but the model's own. Drafts reach beyond a request's.
@@ -100,7 +100,7 @@ class Copies:
         return drafts
 
     def _state(self, sequences: Sequence[NDArray[Any]], num_newest: Sequence[int]) -> State:
-        """The policy's state of every text [B] once it has seen what became of its last draft; of others that it begins with."""
+        """The policy's state of every text [B], what became of its last draft included; of a new text its first one."""
         state = self.policy.init(len(sequences), torch.device("cpu"))
         entries = [
             self.texts.get(_key(text[: len(text) - count])) for text, count in zip(sequences, num_newest, strict=True)

@@ -160,7 +160,7 @@ def test_the_engines_own_parsers_know_every_name(tmp_path):
     """Against names read from the engines' sources, of TensorRT-LLM from its reference."""
     known = json.loads(Path(__file__).with_name("engine_fields.json").read_text())
     assert {name: one["version"] for name, one in known.items()} == {
-        "vllm": "0.33.0", "sglang": "0.5.23", "llama_cpp": "b11434", "tensorrt_llm": "1.4.0rc1"
+        "vllm": "0.32.0", "sglang": "0.5.23", "llama_cpp": "b11434", "tensorrt_llm": "1.4.0rc1"
     }  # fmt: skip
     for greedy in ({1: 5, 16: 1, 64: 0}, None):
         write_exports(tmp_path, "small", {1: 4, 16: 2}, greedy, ["method=batch_rate"], [0.5])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from analysis.heads import run
+from analysis.replay.fit_samples import samples
 from analysis.replay.predictor_rows import PerfectConfidence, estimated, of_policy, online, untrained
 from analysis.tables.files import read_table
 from analysis.tables.standing import FIXED
@@ -52,9 +53,10 @@ def test_the_state_after_the_last_text_is_that_of_its_parts(trace):
 
 
 def test_perfect_confidence_knows_this_position_and_nothing_of_its_token(trace):
-    starts = torch.arange(trace.num_positions)
-    logits = estimated(PerfectConfidence(), trace, starts, torch.ones_like(starts))
-    torch.testing.assert_close(torch.sigmoid(logits), trace.alpha[starts].double().clamp(1e-6, 1 - 1e-6))
+    logits, labels, depth = estimated(PerfectConfidence(), trace, samples(trace, 3))["drawn"]
+    alpha = trace.alpha[: trace.num_positions].double()
+    torch.testing.assert_close(torch.sigmoid(logits), alpha.clamp(1e-6, 1 - 1e-6))
+    assert len(labels) == len(depth) == trace.num_positions
     row = of_policy(Rate(PerfectConfidence(), rate=1.0))
     changed = replace(trace, accept_prob=1 - trace.accept_prob, token_prob=1 - trace.token_prob)
     assert np.array_equal(row.counts(trace, [0.3, 0.6]), row.counts(changed, [0.3, 0.6]))

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from data_gen import traces
 from toolkit import ModelPair, generate, train
-from toolkit.acceptance import AcceptanceHead, PrereadHead
+from toolkit.acceptance import AcceptanceHead, PrereadHead, StatisticsEstimator
 from toolkit.acceptance.folder import head_hash, scorers
 from toolkit.acceptance.inputs import NUM_STATISTICS, Inputs, newest_features
 from toolkit.acceptance.preread import embedding_table
@@ -264,3 +264,30 @@ def test_a_training_can_end_with_a_replayed_frontier(recorded, tiny_overrides, t
                 ],
             )
         )  # fmt: skip
+
+
+def test_a_head_with_products_begins_as_the_regression_and_is_kept(pair, tmp_path):
+    head = PrereadHead(16, 16, width=4, products=True)
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(5, pair.vocab_size, generator=generator) * torch.tensor([[0.1], [1], [3], [9], [200]])
+    step = DraftStep(1, logits, logits.softmax(-1), torch.randn(5, 16, generator=generator), torch.arange(5))
+    features = head.inputs.features(step, embedding_table(pair.draft))
+    probs = torch.sigmoid(head(features)).unbind(-1)
+    for mine, regression in zip(probs, StatisticsEstimator().bind(None).drawn_probs(step), strict=True):
+        torch.testing.assert_close(mine, regression, atol=1e-4, rtol=0)
+    torch.nn.init.normal_(head.layers[-1].weight)
+    again, _ = PrereadHead.load(head.save(tmp_path / "head"))
+    torch.testing.assert_close(again(features), head(features))
+    assert again.config["products"] and "products" not in PrereadHead(16, 16).config
+
+
+def test_data_of_few_positions_are_some_of_the_texts(recorded, pair):
+    whole, few = (TracedData(recorded, pair.draft, positions=most) for most in (None, 400))
+    for data in (whole, few):
+        data.setup()
+    trace = read_traces(recorded, replicate=None)
+    used = {name: few.states[name].num_positions for name in ("train", "validation")}
+    longest = int(trace.lengths().max()) * 2  # both replicates of a text are used together
+    assert 400 <= sum(used.values()) < 400 + longest < whole.states["train"].num_positions
+    with pytest.raises(InputError, match="leave none for the"):
+        TracedData(recorded, pair.draft, positions=1).setup()

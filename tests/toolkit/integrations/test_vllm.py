@@ -44,7 +44,7 @@ def served(copies, texts, rows_of):
     texts    prompts with the first token of each answer, and what follows
     rows_of  the texts of a step in the order of the batch's rows, given those that go on
     """
-    at, drafts, counts = [len(prompt) for prompt, _ in texts], [None] * len(texts), [[] for _ in texts]
+    at, counts = [len(prompt) for prompt, _ in texts], [[] for _ in texts]
     newest = [[prompt[-1]] for prompt, _ in texts]
     while live := [number for number, (prompt, rest) in enumerate(texts) if at[number] < len(prompt) + len(rest)]:
         rows = rows_of(live)
@@ -110,6 +110,6 @@ def test_settings_are_those_of_the_method_and_others_are_refused(pair, prompts, 
     ]
     with pytest.raises(InputError, match="unknown setting of copies 'memry': did you mean memory"):
         Copies(configured(pair, memry=3))
+    (tmp_path / "r.jsonl").write_text('{"token_ids": [1, 99999999]}\n')
     with pytest.raises(InputError, match="token ids in"):
-        (tmp_path / "r.jsonl").write_text('{"token_ids": [1, 99999999]}\n')
         Copies(configured(pair, responses=str(tmp_path / "r.jsonl")))

@@ -75,9 +75,8 @@ def test_other_draws_are_recorded_anew(texts_file, tmp_path, capsys):  # noqa: F
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    """Heads for sweeps that draw no figures."""
-    monkeypatch.setattr(sweep, "draw", lambda *arguments: [])
+def folders(tmp_path):
+    """Two untrained heads."""
     torch.manual_seed(3)
     heads = []
     for name in ("one", "two"):

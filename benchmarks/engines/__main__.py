@@ -1,0 +1,265 @@
+"""`make engines`: vLLM and llama.cpp started with what the exports wrote, their counts beside decoding and replay here.
+
+    make engines                                 all steps, into outputs/engines/page.md; 3.4 GB of environments come first
+    make engines ARGS="install vllm"             one engine's environment alone
+    make engines ARGS="--draft FOLDER --eagle3 FOLDER --target FOLDER_OR_GGUF"      with drafts that are there
+    make engines ARGS="page"                     the page of what was counted so far
+
+Steps: install, drafts, vllm, llamacpp, page. Run it again to go on after an interruption: environments, drafts and answers are
+kept. Eight questions of Spec-Bench, one of a kind, 64 tokens each at T = 0 and 1. The target is SmolLM2-135M-Instruct as
+`make real` reads it. Drafts, where none are named, are trained for minutes: they are weak, and what is compared are counts.
+K is given, not advised: three drafted tokens, eight copied ones. Costs decide whether drafting pays, which nothing here asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pandas as pd
+
+from analysis.loads.exports import write_exports
+from benchmarks.engines.counts import FirstOccurrence, decoded, read_answers, replayed
+from benchmarks.engines.install import ENGINES, install, python_of
+from benchmarks.engines.page import Compared, Summed, page, summed_table
+from benchmarks.engines.vllm_server import answers_of, ask, last_error, started
+from benchmarks.evidence import ROOT, machine
+from benchmarks.real.folder import rows_of, stage, weights
+from benchmarks.real.steps import model
+from toolkit import ModelPair, config
+from toolkit.decoding import Method, Sampling, decode
+from toolkit.errors import InputError, answer_signals
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.models.pair import resolve
+
+STEPS = ("install", "drafts", "vllm", "llamacpp", "page")
+TEMPERATURES = (0, 1)
+DRAFTED, COPIED = 3, 8  # K of draft models, and of copies
+SHARED = ["sampling.max_new_tokens=64", "prompts=jsonl"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the steps share: folders, the target, the drafts that were named, and the tokens of an answer."""
+
+    folder: Path
+    engines: Path
+    data: Path
+    target: Path
+    gguf: Path | None
+    drafts: dict[str, str]
+    tokens: int
+    questions: int
+
+    def answers(self, engine: str, draft: str, temperature: int) -> Path:
+        return self.folder / f"{engine}-{draft}-{temperature}.jsonl"
+
+    def note(self, **seconds: float) -> None:
+        """Add to the seconds that steps took."""
+        path = self.folder / "seconds.json"
+        kept = read_json(path) if path.exists() else {}
+        write_json(path, {**kept, **{name: kept.get(name, 0) + value for name, value in seconds.items()}})
+
+
+def main() -> None:
+    """Run the steps, all of them or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "names", nargs="*", metavar="STEP", help=f"{', '.join(STEPS)}; after install, engines; default: all"
+    )
+    parser.add_argument("--engines", type=Path, default=ROOT / "outputs" / "engines" / "env", help="their environments")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "engines", help="answers and the page")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "prompts", help="real questions")
+    parser.add_argument("--target", help="a folder or GGUF file; default: that of make real")
+    parser.add_argument("--draft", help="a separate draft with the target's whole vocabulary")
+    parser.add_argument("--eagle3", help="a draft that reads the target's states")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--questions", type=int, default=8)
+    options = parser.parse_args()
+    steps, engines = [[name for name in options.names if name in names] for names in (STEPS, ENGINES)]
+    if unknown := [name for name in options.names if name not in (*STEPS, *ENGINES)]:
+        parser.error(f"expected steps among {', '.join(STEPS)}, got {', '.join(unknown)}")
+    if "install" in steps and engines:
+        steps = [step for step in steps if step not in engines]
+    steps = steps or list(STEPS)
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.engines.mkdir(parents=True, exist_ok=True)
+    if "install" in steps:
+        for name in engines or ENGINES:
+            started_at = perf_counter()
+            install(name, options.engines)
+            print(f"{name}: {ENGINES[name].package} in {options.engines / name}, {perf_counter() - started_at:.0f} s")
+    if steps == ["install"]:
+        return
+    if options.target is None:
+        model()
+    source = Path(options.target or weights())
+    target = resolve(str(source))
+    named = {"standalone": options.draft, "EAGLE-3": options.eagle3}
+    drafts_named = {name: str(Path(draft).resolve()) for name, draft in named.items() if draft}
+    folders = options.out.resolve(), options.engines.resolve(), options.data
+    gguf = source if source.suffix == ".gguf" else None
+    work = Work(*folders, target, gguf, drafts_named, options.tokens, options.questions)
+    if "drafts" in steps:
+        drafts(work)
+    path = work.folder / "drafts.json"
+    work = replace(work, drafts={**(read_json(path) if path.exists() else {}), **work.drafts})
+    for name, step in (("vllm", serve_vllm), ("llamacpp", serve_llamacpp)):
+        if name in steps:
+            started_at = perf_counter()
+            try:
+                step(work)
+            except InputError as error:  # what was counted is kept, and the page says what there is
+                print(f"{name}: {error}")
+            work.note(**{name: perf_counter() - started_at})
+    if "page" in steps:
+        write_page(work)
+
+
+def drafts(work: Work) -> None:
+    """Drafts for what was not named: three of the target's layers, and one that reads its states; minutes each."""
+    path = work.folder / "drafts.json"
+    made = {**(read_json(path) if path.exists() else {}), **work.drafts}
+    if len(made) < 2:
+        words = [f"pair.target={work.target}", "pair.draft=null"]
+        prompts = [f"prompts.path={work.data / 'instructions_train.jsonl'}", "prompts.split=train", "prompts.limit=256"]
+        responses = stage("data_gen.responses", *words, *SHARED, *prompts, "batch_size=32", folder=work.folder)
+        words += [f'responses=["{responses}"]', "vocabulary=8000", "teacher=cached", "trainer.max_epochs=4"]
+        separate = stage("toolkit.distill", *words, "layers=3", "exports=[plain,gguf]", folder=work.folder)
+        reading = stage("toolkit.distill", "kind=eagle3", *words, folder=work.folder)
+        made = {"standalone": str(separate / "draft_plain"), "EAGLE-3": str(reading / "draft"), **made}
+    write_json(path, made)
+
+
+def prompts(work: Work) -> list[list[int]]:
+    """Token ids of the questions, the first of each kind, of these the shortest; written once."""
+    path = work.folder / "prompts.json"
+    if not path.exists():
+        rows = pd.DataFrame(rows_of(work.data / "spec_bench.jsonl"))
+        kinds = rows.groupby("category", sort=False).head(1).messages.tolist()
+        pair = ModelPair.from_pretrained(str(work.target))
+        chosen = sorted(kinds, key=lambda messages: len(str(messages)))[: work.questions]
+        write_json(path, [pair.encode(messages) for messages in chosen])
+    sequences: list[list[int]] = read_json(path)
+    return sequences
+
+
+def served_config(work: Work, name: str) -> dict[str, Any]:
+    """What vLLM is started with: of a draft model what the exports wrote."""
+    if name == "lookup":
+        return {"method": "ngram", "num_speculative_tokens": COPIED, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    if name == "copies":
+        source = "toolkit.integrations.vllm.Copies"
+        return {"method": "custom_class", "model": source, "num_speculative_tokens": COPIED}
+    folder = work.folder / "exports" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    lengths = {1: DRAFTED}
+    write_exports(folder, work.drafts[name], lengths, lengths, ["method=speculative"])
+    config_of: dict[str, Any] = read_json(folder / "vllm.json")
+    return config_of
+
+
+def method_here(name: str) -> Method:
+    """The same method here. Engines draft greedily."""
+    if name == "lookup":
+        method = config.method("prompt_lookup", [f"policy.num_drafted={COPIED}"])
+        return replace(method, proposer=FirstOccurrence(max_ngram=3, min_ngram=1))
+    if name == "copies":
+        return config.method("lookup_rate", [f"max_drafted={COPIED}"])
+    return config.method("speculative", [f"policy.num_drafted={DRAFTED}", "draft_temperature=0"])
+
+
+def serve_vllm(work: Work) -> None:
+    """Start vLLM once per draft and ask at both temperatures. One that fails is one line, and the next one is tried."""
+    python, sequences = python_of("vllm", work.engines), prompts(work)
+    for name in (*work.drafts, "lookup", "copies"):
+        missing = [T for T in TEMPERATURES if len(answers_of(work.answers("vllm", name, T))) < len(sequences)]
+        if not missing:
+            continue
+        options = ["--speculative-config", json.dumps(served_config(work, name))]
+        print(f"vllm, {name}: starting", flush=True)
+        try:
+            with started(python, str(work.target), options, work.folder / f"vllm-{name}.log") as server:
+                for temperature in missing:
+                    path = work.answers("vllm", name, temperature)
+                    ask(server, sequences, float(temperature), work.tokens, path)
+                write_text(work.folder / f"vllm-{name}-metrics.txt", server.get("/metrics"))
+        except InputError as error:
+            print(f"vllm, {name}: {error}")
+
+
+def serve_llamacpp(work: Work) -> None:
+    """llama.cpp with the separate draft's GGUF file, greedily, in a process of its own."""
+    python, sequences = python_of("llamacpp", work.engines), prompts(work)
+    gguf = Path(work.drafts["standalone"]).parent / "draft.gguf"
+    path, log = work.answers("llamacpp", "standalone", 0), work.folder / "llamacpp.log"
+    if path.exists() and len(answers_of(path)) == len(sequences):
+        return
+    if work.gguf is None or not gguf.exists():
+        raise InputError(f"llama.cpp reads GGUF files: expected --target FILE.gguf and {gguf}")
+    words = [work.gguf, work.folder / "prompts.json", gguf, work.tokens, path.with_suffix(".csv"), DRAFTED]
+    print("llamacpp, standalone: starting", flush=True)
+    with log.open("wb") as file:
+        script = str(Path(__file__).with_name("llamacpp.py"))
+        done = subprocess.run([str(python), script, *map(str, words)], stderr=file, stdout=file)
+    if done.returncode:
+        raise InputError(f"it ended with {done.returncode}: {last_error(log)}; its log is {log}")
+
+
+def write_page(work: Work) -> None:
+    """Decode and replay here what was served, and write the page."""
+    compared, first = [], perf_counter()
+    for name in (*work.drafts, "lookup", "copies"):
+        method, most = method_here(name), COPIED if name in ("lookup", "copies") else DRAFTED
+        pair = ModelPair.from_pretrained(str(work.target), work.drafts.get(name))
+        pair.costs = "assumed"
+        for temperature in TEMPERATURES:
+            path = work.answers("vllm", name, temperature)
+            if not answers_of(path):
+                continue
+            answers = read_answers(path, most)
+            sampling = Sampling(float(temperature), max_new_tokens=work.tokens - 1)
+            rounds, tokens = decoded(pair, answers, method, sampling)
+            replay = replayed(pair, answers, method, sampling, work.folder / "traces")
+            compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens))
+    tables = (
+        [summed_table("llama.cpp, standalone", summed(work))]
+        if answers_of(work.answers("llamacpp", "standalone", 0))
+        else []
+    )
+    work.note(here=perf_counter() - first)
+    minutes = ", ".join(
+        f"{name} {seconds / 60:.0f}" for name, seconds in read_json(work.folder / "seconds.json").items()
+    )
+    versions = ", ".join(engine.package for engine in ENGINES.values())
+    facts = [f"{versions}; {machine()}. Minutes: {minutes}.", f"{work.questions} questions, {work.tokens} tokens each."]
+    path = write_text(work.folder / "page.md", page(compared, facts, tables))
+    print(path.read_text("utf-8"))
+    print(f"page: {path}")
+
+
+def summed(work: Work) -> list[Summed]:
+    """llama.cpp's answers, each beside the same question decoded here after its first token."""
+    pair = ModelPair.from_pretrained(str(work.target), work.drafts["standalone"])
+    plain, method, questions = config.method("autoregressive"), method_here("standalone"), []
+    answers = answers_of(work.answers("llamacpp", "standalone", 0))
+    for prompt, answer in zip(prompts(work), answers, strict=False):
+        first = decode(pair, [prompt], plain, Sampling(0.0, max_new_tokens=1))[0].token_ids
+        here = decode(pair, [[*prompt, *first]], method, Sampling(0.0, max_new_tokens=work.tokens - 1))[0]
+        drafted, accepted = (
+            sum(getattr(each, name) for each in here.rounds) for name in ("num_drafted", "num_accepted")
+        )
+        text, timings = pair.text([*first, *here.token_ids], prompt), answer["timings"]
+        counts = (timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+        questions.append(Summed(answer["choices"][0]["text"], *counts, text, drafted, accepted))
+    return questions
+
+
+if __name__ == "__main__":
+    answer_signals()
+    main()

@@ -1,0 +1,123 @@
+"""The page: what each engine served beside what is decoded and replayed here, count for count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.tables.bootstrap import Bootstrap
+from benchmarks.engines.counts import Answer, Rounds, interval, positions, whole
+from toolkit.errors import InputError
+
+BOOTSTRAP = Bootstrap()
+HEAD = """| draft | T | counted by | rounds | drafted | accepted, position by position | beside what was served |
+|---|---|---|---|---|---|---|"""
+CONVENTION = """**The convention.** A round counts if at least K + 1 tokens of the text follow its start, so that no limit of
+length and no end of the text cuts into it. An answer's first token comes from the reading of its prompt,
+without a draft, in the engine and here."""
+NAMES = """| | here | vLLM 0.32.0 | llama.cpp (xllamacpp) |
+|---|---|---|---|
+| K, at most drafted | `max_drafted`, `policy.num_drafted` | `num_speculative_tokens` | `--spec-draft-n-max` |
+| rounds | `rounds`, `num_target_calls` | `num_spec_steps`, `num_drafts`: those that drafted | not said |
+| drafted tokens of a round | `num_drafted` | `per_step_drafted` | `draft_n`: the sum |
+| accepted tokens of a round | `num_accepted` | `per_step_accepted`, `acceptance_histogram` | `draft_n_accepted`: the sum |
+| tokens of a round | `num_produced` | accepted + 1, as in `mean_acceptance_length` | not said |
+| the token after them | extra: bonus if all were accepted, else corrected | bonus, recovered | the sampled token |
+| the answer's first token | of a round like any other | of the prompt's reading, no step | of the prompt's reading |
+| beyond the length limit | nothing is drafted there | drafted, and counted as accepted | nothing is drafted there |
+| beyond the end of a text | counted as accepted | counted as accepted | not looked at |"""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One draft at one temperature: the engine's answers, the rounds of their replay, and the texts decoded here.
+
+    tokens  of the decoded texts, after each answer's first one;  most  K
+    """
+
+    name: str
+    temperature: int
+    most: int
+    answers: Sequence[Answer]
+    replay: Sequence[Rounds]
+    decoding: Sequence[Rounds]
+    tokens: Sequence[Sequence[int]]
+
+    def lines(self) -> list[str]:
+        """The rows of the table."""
+        lengths = [len(answer.text[1]) for answer in self.answers]
+        replay = [whole(rounds, n, self.most) for rounds, n in zip(self.replay, lengths, strict=True)]
+        every = [list(zip(answer.drafted, answer.accepted, strict=True)) for answer in self.answers]
+        served = [rounds[: len(mine)] for rounds, mine in zip(every, replay, strict=True)]
+        decoding = [
+            whole(rounds, len(text), self.most) for rounds, text in zip(self.decoding, self.tokens, strict=True)
+        ]
+        equal = sum(list(text) == answer.text[1] for text, answer in zip(self.tokens, self.answers, strict=True))
+        if self.temperature:
+            beside = f"other texts; difference of acceptance {self._difference(decoding, served)}"
+        else:
+            beside = f"texts equal {equal} of {len(self.answers)}; {_verdict(decoding, served)}"
+        return [
+            self._line("the engine, all rounds", every, ""),
+            self._line("the engine", served, ""),
+            self._line("replay of its answers", replay, _verdict(replay, served)),
+            self._line("decoding here", decoding, beside),
+        ]
+
+    def _line(self, source: str, texts: Sequence[Sequence[tuple[int, int]]], beside: str) -> str:
+        accepted = [sum(kept >= at for rounds in texts for _, kept in rounds) for at in range(1, self.most + 1)]
+        rounds, drafted = sum(map(len, texts)), sum(count for rounds in texts for count, _ in rounds)
+        shown = " / ".join(map(str, accepted[: max(3, np.count_nonzero(accepted))]))
+        return f"| {self.name} | {self.temperature} | {source} | {rounds} | {drafted} | {shown} | {beside} |"
+
+    def _difference(
+        self, mine: Sequence[Sequence[tuple[int, int]]], served: Sequence[Sequence[tuple[int, int]]]
+    ) -> str:
+        """Of position 1, and over all positions whether the interval holds 0."""
+        ends = interval(positions(mine, self.most), positions(served, self.most), BOOTSTRAP)
+        parts = []
+        for at in range(self.most):
+            middle, low, high = ends[:, at]
+            if np.isfinite(ends[:, at]).all():
+                parts.append(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]{'' if low <= 0 <= high else ' (unexplained)'}")
+        return ", ".join(parts) or "too few to tell"
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What llama.cpp says of one question: its text, and drafted and accepted tokens in all; and the same counted here."""
+
+    text: str
+    drafted: int
+    accepted: int
+    text_here: str
+    drafted_here: int
+    accepted_here: int
+
+
+def summed_table(name: str, questions: Sequence[Summed]) -> str:
+    """llama.cpp's sums beside decoding here: of all questions, and of those whose texts are equal."""
+    equal = [each for each in questions if each.text == each.text_here]
+    lines = ["| draft | questions | served: drafted, accepted | decoded here: drafted, accepted |", "|---|---|---|---|"]
+    for which, some in ((f"{len(questions)}", questions), (f"{len(equal)} of equal text", equal)):
+        served = f"{sum(each.drafted for each in some)}, {sum(each.accepted for each in some)}"
+        here = f"{sum(each.drafted_here for each in some)}, {sum(each.accepted_here for each in some)}"
+        lines.append(f"| {name} | {which} | {served} | {here} |")
+    return "\n".join(lines)
+
+
+def _verdict(mine: Sequence[Sequence[tuple[int, int]]], served: Sequence[Sequence[tuple[int, int]]]) -> str:
+    """Whether every round of every text is the same, and where not, how many texts differ."""
+    different = sum(list(one) != list(other) for one, other in zip(mine, served, strict=True))
+    return "every round equal" if not different else f"rounds of {different} of {len(served)} texts differ: unexplained"
+
+
+def page(compared: Sequence[Compared], facts: Sequence[str], tables: Sequence[str]) -> str:
+    """The page's text. Raises InputError if nothing was compared."""
+    if not compared:
+        raise InputError("engines: expected at least one engine's answers, got none; run the steps before")
+    rows = [line for each in compared for line in each.lines()]
+    parts = ["# Engines beside this package", " ".join(facts), CONVENTION, "\n".join([HEAD, *rows])]
+    return "\n\n".join([*parts, *tables, "## Names", NAMES]) + "\n"

