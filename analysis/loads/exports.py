@@ -23,7 +23,8 @@ from typing import Any
 
 from toolkit.config import choices, commands, compose, find, override, plain
 from toolkit.files.atomic import write_text
-from toolkit.models.eagle3 import is_eagle3
+from toolkit.models.block_format import is_block
+from toolkit.models.draft_formats import kind_of, reads_target
 
 LARGEST = 2**31 - 1  # the last triple's end: any larger batch
 OPTIONAL = {"transformers.json", "sglang_adaptive.json", "vllm_k1.json", "tensorrt_llm_k1.yaml", "vllm_synthetic.json",
@@ -61,7 +62,7 @@ def write_exports(
     alive    P(the first j drafted tokens are all accepted) for j = 1 .. K, drafts taken as engines do; empty: not known
     """
     length, greedy_first = lengths[min(lengths)], lengths if greedy is None else greedy
-    reads_states = draft is not None and is_eagle3(draft)
+    reads_states = draft is not None and reads_target(draft)
     if draft is None:
         transformers: dict[str, Any] = (
             {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": 3} if length else {}
@@ -80,6 +81,8 @@ def write_exports(
         files |= _schedules(draft, reads_states, greedy_first, sample) | _flags(draft, reads_states, greedy_first)
         if len(alive):
             files |= _synthetic(draft, reads_states, alive, sample)
+        if is_block(draft):  # whose flags elsewhere are not known here
+            files = {name: content for name, content in files.items() if name.startswith(("toolkit", "vllm"))}
     for name in OPTIONAL - files.keys():  # of an earlier call, with other batch sizes
         (folder / name).unlink(missing_ok=True)
     return [write_text(folder / name, content) for name, content in files.items()]
@@ -104,7 +107,7 @@ def _schedules(draft: str, reads_states: bool, lengths: Mapping[int, int], sampl
 
 def _vllm(draft: str, reads_states: bool, most: int) -> dict[str, Any]:
     return {
-        "method": "eagle3" if reads_states else "draft_model",
+        "method": str(kind_of(Path(draft))).lower() if reads_states else "draft_model",
         "model": draft,
         "num_speculative_tokens": most,
     }

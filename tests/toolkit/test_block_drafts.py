@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from analysis.loads.exports import write_exports
 from toolkit import ModelPair, config, generate
 from toolkit.engine import open_session
 from toolkit.errors import InputError
+from toolkit.integrations.transformers import custom_generate
 from toolkit.models import block_format, eagle3
 from toolkit.models.pair import load_draft
 from toolkit.testing import chi_square, ragged_prompts, tiny_eagle3, tiny_llama
@@ -352,3 +354,22 @@ def test_folders_of_all_kinds_are_told_apart(tmp_path):
     assert eagle3.is_eagle3(tmp_path / "eagle3") and not eagle3.is_eagle3(tmp_path / "block")
     with pytest.raises(InputError, match="is a DFlash draft, no target"):
         ModelPair.from_pretrained(tmp_path / "block")
+
+
+def test_advice_on_a_block_draft_names_it_as_engines_do(tmp_path):
+    target = tiny_llama(32, 3, 1, torch.float32)
+    block_format.save(tmp_path / "draft", tiny_block(target, "dspark"), "a/target")
+    files = write_exports(tmp_path, str(tmp_path / "draft"), {1: 3, 8: 2}, None, ["method=speculative"], [0.8, 0.5])
+    assert {path.name for path in files} == {"toolkit.txt", "vllm.json", "vllm_synthetic.json"}
+    assert json.loads((tmp_path / "vllm.json").read_text())["method"] == "dspark"
+
+
+def test_generate_of_transformers_takes_a_block_draft():
+    target = tiny_llama(32, 3, 1, torch.float64)
+    draft, tokens = tiny_block(target, "dspark"), torch.tensor([[7, 9, 30]])
+    settings = {"max_new_tokens": 9, "do_sample": False}
+    expected = target.generate(tokens, **settings)
+    for method in (None, "speculative"):
+        assert torch.equal(
+            target.generate(tokens, **settings, custom_generate=custom_generate, draft=draft, method=method), expected
+        )

@@ -29,6 +29,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from toolkit import config
 from toolkit.costs.kept import with_costs
 from toolkit.decoding import Sampling, decode
+from toolkit.engine.facts import block_length
 from toolkit.errors import DecodingError, InputError
 from toolkit.models.generation_config import OTHERS
 from toolkit.models.pair import (
@@ -101,7 +102,8 @@ def custom_generate(
     """Decode input_ids [B, T] (padded left or right, see attention_mask) with a method of `conf/method/`.
 
     draft      a folder or hub name (of any kind that pairs take), a model, or a list of these; None: methods that need none
-    method     None: "rate" with a head or statistics, else "best_source" with a draft, else "lookup_rate"
+    method     None: "rate" with a head or statistics, else "best_source" with a draft ("block_draft_rate" if it gives
+               blocks), else "lookup_rate"
     head       folder of an acceptance head, for methods that need one
     statistics  file of `analysis.heads statistics=`: acceptance where there is no head
     stop       strings that end a row, as `stop_strings` do
@@ -119,7 +121,8 @@ def custom_generate(
         raise InputError(f"streamer: expected one prompt, got {len(prompts)}")
     pair = pair_of(model, draft, text_tokenizer or (_own_tokenizer(model) if stops else None))
     predicts = head is not None or statistics is not None
-    method = method or ("rate" if predicts else "best_source" if pair.drafts else "lookup_rate")
+    by_draft = "best_source" if block_length(pair.draft) is None else "block_draft_rate"
+    method = method or ("rate" if predicts else by_draft if pair.drafts else "lookup_rate")
     decoder = config.method(method, overrides, *(None if path is None else str(path) for path in (head, statistics)))
     decoder = replace(decoder, policy=with_costs(decoder.policy, pair, len(prompts)))
     stream = None
