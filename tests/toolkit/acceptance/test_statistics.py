@@ -124,6 +124,23 @@ def test_methods_decode_with_statistics_and_keep_the_targets_text(tmp_path, toy_
         assert produced.token_ids == plain.token_ids and produced.counts.num_draft_calls > 0
 
 
+def test_a_call_reads_the_drafts_weights_at_most_once_per_pair(toy_prompt):
+    """Never for the weights that ship; a digest of a real draft costs as much as many forward passes."""
+
+    class Weights(torch.nn.Module):
+        def state_dict(self, *args, **kwargs):
+            raise AssertionError("all weights were read")
+
+    headless = ModelPair(toy_prompt[0].target, toy_prompt[0].draft, toy_prompt[0].tokenizer)
+    StatisticsEstimator(str(SHIPPED)).bind(headless)
+    headless.draft.state_dict = Weights().state_dict
+    try:
+        assert StatisticsEstimator(str(SHIPPED)).bind(headless).outputs
+        assert StatisticsEstimator().bind(ModelPair(headless.target, headless.draft, headless.tokenizer)).outputs
+    finally:
+        del headless.draft.state_dict
+
+
 def test_another_draft_is_warned_of_and_other_files_are_refused(tmp_path, toy_prompt):
     toy = toy_prompt[0]
     other = ModelPair(toy.target, toy.target, toy.tokenizer)
