@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -262,4 +263,7 @@ def summed(work: Work) -> list[Summed]:
 
 if __name__ == "__main__":
     answer_signals()
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")
