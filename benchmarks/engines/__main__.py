@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -149,7 +150,7 @@ def prompts(work: Work) -> list[list[int]]:
     return sequences
 
 
-def served_config(work: Work, name: str) -> dict[str, Any]:
+def vllm_config(work: Work, name: str) -> dict[str, Any]:
     """What vLLM is started with: of a draft model what the exports wrote."""
     if name == "lookup":
         return {"method": "ngram", "num_speculative_tokens": COPIED, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -181,7 +182,7 @@ def serve_vllm(work: Work) -> None:
         missing = [T for T in TEMPERATURES if len(answers_of(work.answers("vllm", name, T))) < len(sequences)]
         if not missing:
             continue
-        options = ["--speculative-config", json.dumps(served_config(work, name))]
+        options = ["--speculative-config", json.dumps(vllm_config(work, name))]
         print(f"vllm, {name}: starting", flush=True)
         try:
             with started(python, str(work.target), options, work.folder / f"vllm-{name}.log") as server:
@@ -262,4 +263,7 @@ def summed(work: Work) -> list[Summed]:
 
 if __name__ == "__main__":
     answer_signals()
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")

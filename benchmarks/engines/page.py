@@ -50,19 +50,19 @@ class Compared:
         lengths = [len(answer.text[1]) for answer in self.answers]
         replay = [whole(rounds, n, self.most) for rounds, n in zip(self.replay, lengths, strict=True)]
         every = [list(zip(answer.drafted, answer.accepted, strict=True)) for answer in self.answers]
-        served = [rounds[: len(mine)] for rounds, mine in zip(every, replay, strict=True)]
+        theirs = [rounds[: len(mine)] for rounds, mine in zip(every, replay, strict=True)]
         decoding = [
             whole(rounds, len(text), self.most) for rounds, text in zip(self.decoding, self.tokens, strict=True)
         ]
         equal = sum(list(text) == answer.text[1] for text, answer in zip(self.tokens, self.answers, strict=True))
         if self.temperature:
-            beside = f"other texts; difference of acceptance {self._difference(decoding, served)}"
+            beside = f"other texts; difference of acceptance {self._difference(decoding, theirs)}"
         else:
-            beside = f"texts equal {equal} of {len(self.answers)}; {_verdict(decoding, served)}"
+            beside = f"texts equal {equal} of {len(self.answers)}; {_verdict(decoding, theirs)}"
         return [
             self._line("the engine, all rounds", every, ""),
-            self._line("the engine", served, ""),
-            self._line("replay of its answers", replay, _verdict(replay, served)),
+            self._line("the engine", theirs, ""),
+            self._line("replay of its answers", replay, _verdict(replay, theirs)),
             self._line("decoding here", decoding, beside),
         ]
 
@@ -73,10 +73,10 @@ class Compared:
         return f"| {self.name} | {self.temperature} | {source} | {rounds} | {drafted} | {shown} | {beside} |"
 
     def _difference(
-        self, mine: Sequence[Sequence[tuple[int, int]]], served: Sequence[Sequence[tuple[int, int]]]
+        self, mine: Sequence[Sequence[tuple[int, int]]], theirs: Sequence[Sequence[tuple[int, int]]]
     ) -> str:
         """Of position 1, and over all positions whether the interval holds 0."""
-        ends = interval(positions(mine, self.most), positions(served, self.most), BOOTSTRAP)
+        ends = interval(positions(mine, self.most), positions(theirs, self.most), BOOTSTRAP)
         parts = []
         for at in range(self.most):
             middle, low, high = ends[:, at]
@@ -100,18 +100,18 @@ class Summed:
 def summed_table(name: str, questions: Sequence[Summed]) -> str:
     """llama.cpp's sums beside decoding here: of all questions, and of those whose texts are equal."""
     equal = [each for each in questions if each.text == each.text_here]
-    lines = ["| draft | questions | served: drafted, accepted | decoded here: drafted, accepted |", "|---|---|---|---|"]
+    lines = ["| draft | questions | llama.cpp: drafted, accepted | decoded here: drafted, accepted |", "|---|---|---|---|"]
     for which, some in ((f"{len(questions)}", questions), (f"{len(equal)} of equal text", equal)):
-        served = f"{sum(each.drafted for each in some)}, {sum(each.accepted for each in some)}"
+        theirs = f"{sum(each.drafted for each in some)}, {sum(each.accepted for each in some)}"
         here = f"{sum(each.drafted_here for each in some)}, {sum(each.accepted_here for each in some)}"
-        lines.append(f"| {name} | {which} | {served} | {here} |")
+        lines.append(f"| {name} | {which} | {theirs} | {here} |")
     return "\n".join(lines)
 
 
-def _verdict(mine: Sequence[Sequence[tuple[int, int]]], served: Sequence[Sequence[tuple[int, int]]]) -> str:
+def _verdict(mine: Sequence[Sequence[tuple[int, int]]], theirs: Sequence[Sequence[tuple[int, int]]]) -> str:
     """Whether every round of every text is the same, and where not, how many texts differ."""
-    different = sum(list(one) != list(other) for one, other in zip(mine, served, strict=True))
-    return "every round equal" if not different else f"rounds of {different} of {len(served)} texts differ: unexplained"
+    different = sum(list(one) != list(other) for one, other in zip(mine, theirs, strict=True))
+    return "every round equal" if not different else f"rounds of {different} of {len(theirs)} texts differ: unexplained"
 
 
 def page(compared: Sequence[Compared], facts: Sequence[str], tables: Sequence[str]) -> str:

@@ -40,11 +40,11 @@ def test_a_replay_counts_what_vllm_counted_of_copies(temperature, tmp_path):
         total += len(mine)
     assert total > 40
     compared = Compared("copies", temperature, MOST, answers, replay, replay, [answer.text[1] for answer in answers])
-    served, engine, here, _ = map(cells, compared.lines())
+    every, engine, here, _ = map(cells, compared.lines())
     counts = read_counts(ANSWERS / f"copies-{temperature}.jsonl")
-    assert [int(served[3]), int(served[4])] == [counts.rounds, counts.drafted]
-    assert [int(count) for count in served[5].split(" / ")] == counts.accepted.sum(0)[
-        : served[5].count("/") + 1
+    assert [int(every[3]), int(every[4])] == [counts.rounds, counts.drafted]
+    assert [int(count) for count in every[5].split(" / ")] == counts.accepted.sum(0)[
+        : every[5].count("/") + 1
     ].tolist()
     assert engine[3:6] == here[3:6] and here[6] == "every round equal"
     other = replay[:1] + [[(start, drafted + 1, kept) for start, drafted, kept in rounds] for rounds in replay[1:]]

@@ -38,7 +38,7 @@ def configured(pair, **copies):
     return SimpleNamespace(model_config=model, speculative_config=speculative, additional_config=additional)
 
 
-def served(copies, texts, rows_of):
+def driven(copies, texts, rows_of):
     """Every text's drafted and accepted tokens in rounds that drafted, as an engine counts them; and its rounds in all.
 
     texts    prompts with the first token of each answer, and what follows
@@ -89,7 +89,7 @@ def test_counts_are_those_of_decoding_here(pair, prompts, order):
             return live[:1]
         return live if order == "together" else generator.permutation(live)[: max(1, len(live) - 1)].tolist()
 
-    counts = served(Copies(configured(pair)), texts, rows_of)
+    counts = driven(Copies(configured(pair)), texts, rows_of)
     for mine, theirs in zip(expected, counts, strict=True):
         assert mine[:-2] == theirs[: len(mine[:-2])]
         assert all(few <= many for few, many in zip(mine[-2:], theirs[len(mine) - 2 :], strict=False))
@@ -104,7 +104,7 @@ def test_settings_are_those_of_the_method_and_others_are_refused(pair, prompts, 
     texts, expected = ours(
         pair, prompts[:2], ["policy.initial_rate=3", "policy.column_cost=.2", "proposer.min_match=2"]
     )
-    counts = served(Copies(configured(pair, initial_rate=3, column_cost=0.2, min_match=2)), texts, lambda live: live)
+    counts = driven(Copies(configured(pair, initial_rate=3, column_cost=0.2, min_match=2)), texts, lambda live: live)
     assert [mine[:-2] for mine in expected] == [
         theirs[: len(mine[:-2])] for mine, theirs in zip(expected, counts, strict=True)
     ]
