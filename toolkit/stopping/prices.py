@@ -131,7 +131,9 @@ class PriceTable:
             return [torch.tensor([values], dtype=torch.float64, device="cpu") for values in (target, draft)]
 
         target, draft = (torch.cat(values) for values in zip(*map(seconds, table.contexts), strict=True))
-        return cls(table.contexts, target, draft, _prices(*seconds(table.middle), flat, blocks), flat, blocks)
+        return cls(
+            table.contexts, target, draft, _prices(*seconds(table.middle), flat=flat, blocks=blocks), flat, blocks
+        )
 
     @property
     def by_context(self) -> bool:
@@ -142,11 +144,12 @@ class PriceTable:
         if context is None or not self.by_context:
             middle = self.middle
             parts = (middle.forward, middle.columns, middle.tokens, middle.behind)
-            return Prices(*(part.to(device) for part in parts), self.flat)
+            return Prices(*(part.to(device) for part in parts), flat=self.flat)
         lows, gaps, most, first, slopes = self._on(device)
         share = torch.minimum(((context.unsqueeze(1) - lows) / gaps).clamp(min=0), most)
         seconds = first + (share.unsqueeze(2) * slopes).sum(1)
-        return _prices(*seconds.split([self.target.shape[1], self.draft.shape[1]], 1), self.flat, self.blocks)
+        parts = seconds.split([self.target.shape[1], self.draft.shape[1]], 1)
+        return _prices(*parts, flat=self.flat, blocks=self.blocks)
 
     def _on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Seconds as sums of ramps, as `toolkit.costs.table.interpolate` reads a table: where each begins [X], its length [X],
@@ -172,4 +175,4 @@ def _prices(target: Tensor, draft: Tensor, flat: bool, blocks: bool) -> Prices:
     if blocks:
         forwards[:, 1:] = 0
     parts = (reading[:, 0], columns, forwards + columns, reading - reading[:, :1])
-    return Prices(*(part.float() for part in parts), flat)
+    return Prices(*(part.float() for part in parts), flat=flat)
