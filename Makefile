@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help install quickstart test test-slow check format bench gpu gpu-check evidence real engines papers docs soak fuzz mutants toy wheel-test clean
+.PHONY: help install quickstart examples test test-slow check format bench gpu gpu-check evidence real engines papers docs soak fuzz mutants toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -43,6 +43,10 @@ gpu: ## exactness and speed on a CUDA device in steps, into outputs/gpu/ (25 min
 
 gpu-check: ## exactness on a CUDA device alone
 	$(PYTHON) -m benchmarks.gpu exactness $(ARGS)
+
+examples: $(READY) ## the scripts of examples/ on the toy pair (8 minutes)
+	PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONPATH=. $(SHELL) -ec 'for script in examples/custom_generate.py examples/policy.py; do python $$script; done; \
+		for script in examples/head.sh examples/draft.sh; do bash $$script; done'
 
 evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)
 	$(RUN) -m benchmarks.evidence $(ARGS)

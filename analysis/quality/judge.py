@@ -191,7 +191,12 @@ class LocalLLMJudge:
     def open(self, pair: Any) -> None:
         if self.pair is None:
             device = self.device or ("cpu" if pair is None else str(pair.device))
-            options = {"device": device, "dtype": self.dtype, "revision": self.revision, "writable": False}
+            options: dict[str, Any] = {
+                "device": device,
+                "dtype": self.dtype,
+                "revision": self.revision,
+                "writable": False,
+            }
             self.pair = ModelPair.from_pretrained(self.model, **options)
 
     def ask(self, questions: Sequence[str]) -> Iterator[tuple[str, Reply]]:

@@ -33,15 +33,15 @@ from toolkit.trace import Trace
 from toolkit.trace.steps import Geometry, logits_at, step_at
 from toolkit.trace.store import SUMMARY, read_traces
 
-Judged = tuple[Tensor, Tensor, Tensor]  # logits, labels and depths [n] each
+Labelled = tuple[Tensor, Tensor, Tensor]  # logits, labels and depths [n] each
 
 
-def fitted_maps(judged: Mapping[str, Judged]) -> Calibration:
+def fitted_maps(labelled: Mapping[str, Labelled]) -> Calibration:
     """The maps of every output, fitted to its logits, labels and depths."""
-    return Calibration({name: ByDepth.fitted(*values) for name, values in judged.items()})
+    return Calibration({name: ByDepth.fitted(*values) for name, values in labelled.items()})
 
 
-def maps_of_counts(path: Path | str, judged: Mapping[str, Judged]) -> Calibration:
+def maps_of_counts(path: Path | str, labelled: Mapping[str, Labelled]) -> Calibration:
     """Shifts with which the mean estimate of the drawn token at each depth is the rate that an engine counted there.
 
     Warns where the counts are lower bounds.
@@ -55,15 +55,15 @@ def maps_of_counts(path: Path | str, judged: Mapping[str, Judged]) -> Calibratio
     return Calibration(
         {
             name: ByDepth.shifted(logits, depth, after if name == "following" else rates)
-            for name, (logits, _, depth) in judged.items()
+            for name, (logits, _, depth) in labelled.items()
         }
     )
 
 
-def scored_maps(judged: Mapping[str, Judged], calibration: Calibration) -> list[dict[str, Any]]:
+def scored_maps(labelled: Mapping[str, Labelled], calibration: Calibration) -> list[dict[str, Any]]:
     """One line per output and depth: ECE and log loss, raw and calibrated; depth `all` first."""
     lines = []
-    for output, (logits, labels, depth) in judged.items():
+    for output, (logits, labels, depth) in labelled.items():
         mapped = calibration.prob(output, logits.double(), depth).logit(eps=1e-9)
         for level in ("all", *sorted(depth.unique().tolist())):
             here = torch.ones_like(depth, dtype=torch.bool) if level == "all" else depth == level
@@ -89,10 +89,10 @@ def calibrate_heads(cfg: commands.Heads) -> Path:
         traces = [read_traces(folder) for folder in folders]
         maps: dict[Path, dict[str, ByDepth]] = {}
         for candidate in candidates:
-            parts = [_judged(candidate.scored(trace, own), candidate, cfg.max_drafted, cfg.seed) for trace in traces]
+            parts = [_labelled(candidate.scored(trace, own), candidate, cfg.max_drafted, cfg.seed) for trace in traces]
             held_out = [split(sequence, cfg.dev_share, cfg.seed) for _, sequence in parts]
             learned, others = (
-                _joined([(judged, out if part else ~out) for (judged, _), out in zip(parts, held_out, strict=True)])
+                _joined([(labelled, out if part else ~out) for (labelled, _), out in zip(parts, held_out, strict=True)])
                 for part in (False, True)
             )
             lines += [{"head": candidate.name, **line} for line in scored_maps(others, fitted_maps(learned))]
@@ -113,7 +113,7 @@ def calibrate_heads(cfg: commands.Heads) -> Path:
     return stage.folder
 
 
-def _judged(trace: Trace, candidate: CandidateHead, deepest: int, seed: int) -> tuple[dict[str, Judged], Tensor]:
+def _labelled(trace: Trace, candidate: CandidateHead, deepest: int, seed: int) -> tuple[dict[str, Labelled], Tensor]:
     """A head's logits, class weight undone, with labels and depths, by output; not a number where there is no label.
 
     Returns them and the sequence [n] of each position. Raises InputError for acceptance heads on recordings by start.
@@ -138,18 +138,18 @@ def _judged(trace: Trace, candidate: CandidateHead, deepest: int, seed: int) -> 
         if candidate.kind == "survival"
         else {"drawn": (0, "drawn"), "following": (1, "following")}
     )
-    judged = {
+    labelled = {
         name: (columns[:, at] + shift, labels[label].where(~columns[:, at].isnan(), torch.nan), part.depth)
         for name, (at, label) in names.items()
     }
-    return judged, part.sequence
+    return labelled, part.sequence
 
 
-def _joined(parts: Sequence[tuple[Mapping[str, Judged], Tensor]]) -> dict[str, Judged]:
+def _joined(parts: Sequence[tuple[Mapping[str, Labelled], Tensor]]) -> dict[str, Labelled]:
     """The chosen [n] positions of several recordings that have a label, by output."""
     joined = {}
     for name in parts[0][0]:
-        columns = zip(*([values[chosen] for values in judged[name]] for judged, chosen in parts), strict=True)
+        columns = zip(*([values[chosen] for values in labelled[name]] for labelled, chosen in parts), strict=True)
         logits, labels, depth = (torch.cat(values) for values in columns)
         joined[name] = (logits[~labels.isnan()], labels[~labels.isnan()], depth[~labels.isnan()])
     return joined

@@ -132,10 +132,10 @@ def fit_statistics(cfg: commands.Heads) -> Path:
         tests = {folder.name: part.where(out) for folder, part, out in zip(folders, parts, held_out, strict=True)}
         calibration = Calibration()
         if cfg.counts is not None:
-            calibration = maps_of_counts(cfg.counts, judged_by(outputs, learned))
+            calibration = maps_of_counts(cfg.counts, labelled_by(outputs, learned))
         elif others:
             dev = Samples.join([samples(read_traces(folder), cfg.max_drafted, cfg.seed) for folder in others])
-            calibration = fitted_maps(judged_by(outputs, dev))
+            calibration = fitted_maps(labelled_by(outputs, dev))
         table = scores(outputs, tests, calibration)
         _warn_of_others(folders, summaries, table)
         record = {
@@ -165,7 +165,7 @@ def fit_statistics(cfg: commands.Heads) -> Path:
     return stage.folder
 
 
-def judged_by(outputs: Mapping[str, Logistic], part: Samples) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+def labelled_by(outputs: Mapping[str, Logistic], part: Samples) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Logits, labels and depths [n] each, by output."""
     return {name: logits_of(name, logistic, part) for name, logistic in outputs.items()}
 

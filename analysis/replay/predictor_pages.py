@@ -55,7 +55,8 @@ def _curve(home: pd.DataFrame, positions: int) -> tuple[dict[str, str], pd.DataF
         if kind == STATISTICS or " head" in kind:
             kinds.setdefault(kind, []).append(row)
     sizes = home.drop_duplicates("method").set_index("method").positions
-    lines, largest = [], {}
+    lines: list[dict[str, Any]] = []
+    largest: dict[str, str] = {}
     for kind, members in kinds.items():
         members = sorted(members, key=lambda row: sizes[row])
         largest |= dict.fromkeys(members, members[-1])

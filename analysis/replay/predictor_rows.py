@@ -165,12 +165,12 @@ def estimated(estimator: Any, trace: Trace, part: Samples) -> dict[str, tuple[Te
             read = estimator.read_prob(RecordedStep(trace, level + 1, reading)).where(exists, torch.nan)
             probs = torch.stack([read, torch.full_like(read, torch.nan)])
         columns[:, here] = probs.double().logit(eps=1e-6)
-    judged = {}
+    labelled = {}
     for name, logits in zip(("drawn", "following"), columns, strict=True):
         chosen = ~(logits.isnan() | part.labels[name].isnan())
         if bool(chosen.any()):
-            judged[name] = (logits[chosen], part.labels[name][chosen], part.depth[chosen])
-    return judged
+            labelled[name] = (logits[chosen], part.labels[name][chosen], part.depth[chosen])
+    return labelled
 
 
 def without_level(trace: Trace, estimator: Any, cost_ratio: float) -> Array | None:

@@ -160,7 +160,7 @@ def _tuned(
     levels, rows = [float(h) for h in cfg.thresholds], untrained()
     rows |= {"log odds, fitted": of_statistics(part, "log_odds", cfg.seed)}
     rows |= {"log odds and log ratio, fitted": of_statistics(part, "ratio", cfg.seed)}
-    rows |= fitted | {n: of_head(h, own) for n, h in head_labels(heads).items()}
+    rows |= {**fitted, **{name: of_head(head, own) for name, head in head_labels(heads).items()}}
     if not home:
         rows = {row: predictor for row, predictor in rows.items() if row in REFERENCES or carries_over(row)}
     domain = Domain(name, dev, test, home, rows)
@@ -193,7 +193,7 @@ def _lines(domain: Domain, own: Any, cfg: commands.Heads) -> tuple[pd.DataFrame,
     """The lines of a domain, and ECE by depth of every row that estimates a probability."""
     levels, extras, depths = [float(h) for h in cfg.thresholds], [], []
     free: dict[str, Array] = {}
-    judged = [samples(trace, cfg.max_drafted, cfg.seed) for trace in (domain.dev, domain.test)]
+    labelled = [samples(trace, cfg.max_drafted, cfg.seed) for trace in (domain.dev, domain.test)]
     for row, predictor in domain.rows.items():
         chosen = domain.chosen[row]
         setting = f"K={chosen + 1}" if row == FIXED else f"h={levels[chosen]:g}"
@@ -202,7 +202,7 @@ def _lines(domain: Domain, own: Any, cfg: commands.Heads) -> tuple[pd.DataFrame,
         if predictor.estimator is not None:
             on_dev, on_test = (
                 estimated(predictor.estimator, trace, part)
-                for trace, part in zip((domain.dev, domain.test), judged, strict=True)
+                for trace, part in zip((domain.dev, domain.test), labelled, strict=True)
             )
             calibration, drawn = fitted_maps(on_dev), {"drawn": on_test["drawn"]}
             table = pd.DataFrame(scored_maps(drawn, calibration)).assign(method=row, domain=domain.name)

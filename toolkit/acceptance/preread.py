@@ -86,7 +86,8 @@ class PrereadHead(SavedHead):
         names = input_names(NUMBERS) if products else []
         sizes = [self.inputs.size(hidden_size, embedding_size) + len(names), *[width] * depth]
         hidden = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.SiLU())]
-        self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], 2))
+        last = nn.Linear(sizes[-1], 2)
+        self.layers = nn.Sequential(*hidden, last)
         if products:
             self.regression = nn.Linear(len(names), 2)
             outputs, _ = read_statistics(SHIPPED)
@@ -94,8 +95,8 @@ class PrereadHead(SavedHead):
             scales = torch.tensor([SCALE] * len(NUMBERS) + [SCALE**2] * (len(names) - len(NUMBERS)))
             self.regression.weight.data = torch.tensor([weights for _, weights in columns]) * scales
             self.regression.bias.data = torch.tensor([bias for bias, _ in columns])
-            nn.init.zeros_(self.layers[-1].weight)
-            nn.init.zeros_(self.layers[-1].bias)
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [..., 2] as trained (raw)."""

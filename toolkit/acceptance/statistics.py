@@ -35,6 +35,7 @@ from torch import Tensor
 
 from toolkit.acceptance.calibration.by_depth import Calibration
 from toolkit.config.notes import File
+from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import parse_json_file, write_json
 from toolkit.models.fingerprint import Weights
@@ -151,9 +152,14 @@ class StatisticsEstimator:
         path = self.path or SHIPPED
         outputs, record = read_statistics(path)
         fitted = record.get("drafts", [])
-        other = bool(fitted) and pair is not None and all(Weights(str(hash_)).not_of(pair.draft) for hash_ in fitted)
-        if self.path is not None and other:
-            warn(f"{self.path} was fitted to another draft than this pair's: analysis.heads statistics= fits one to it")
+        if self.path is not None and pair is not None and fitted:
+            checked, key = engine_of(pair).heads, ("statistics", *map(str, fitted))
+            if key not in checked:  # all weights are read for it: once per pair
+                checked[key] = all(Weights(str(hash_)).not_of(pair.draft) for hash_ in fitted)
+            if checked[key]:
+                warn(
+                    f"{self.path} was fitted to another draft than this pair's: analysis.heads statistics= fits one to it"
+                )
         return replace(self, outputs=outputs, calibration=Calibration.of(record.get("calibration", {}), path))
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:

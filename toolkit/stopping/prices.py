@@ -10,7 +10,7 @@ Shapes: B rows, D deepest round, X contexts of the table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
@@ -131,9 +131,8 @@ class PriceTable:
             return [torch.tensor([values], dtype=torch.float64, device="cpu") for values in (target, draft)]
 
         target, draft = (torch.cat(values) for values in zip(*map(seconds, table.contexts), strict=True))
-        return cls(
-            table.contexts, target, draft, _prices(*seconds(table.middle), flat=flat, blocks=blocks), flat, blocks
-        )
+        middle = seconds(table.middle)
+        return cls(table.contexts, target, draft, _prices(middle[0], middle[1], flat, blocks), flat, blocks)
 
     @property
     def by_context(self) -> bool:
@@ -142,14 +141,13 @@ class PriceTable:
     def at(self, context: Tensor | None, device: torch.device) -> Prices:
         """The prices of rows after this many tokens [B]; None: at the middle of the contexts."""
         if context is None or not self.by_context:
-            middle = self.middle
-            parts = (middle.forward, middle.columns, middle.tokens, middle.behind)
-            return Prices(*(part.to(device) for part in parts), flat=self.flat)
+            names = ("forward", "columns", "tokens", "behind")
+            return replace(self.middle, **{name: getattr(self.middle, name).to(device) for name in names})
         lows, gaps, most, first, slopes = self._on(device)
         share = torch.minimum(((context.unsqueeze(1) - lows) / gaps).clamp(min=0), most)
         seconds = first + (share.unsqueeze(2) * slopes).sum(1)
-        parts = seconds.split([self.target.shape[1], self.draft.shape[1]], 1)
-        return _prices(*parts, flat=self.flat, blocks=self.blocks)
+        width = self.target.shape[1]
+        return _prices(seconds[:, :width], seconds[:, width:], self.flat, self.blocks)
 
     def _on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Seconds as sums of ramps, as `toolkit.costs.table.interpolate` reads a table: where each begins [X], its length [X],
@@ -174,5 +172,5 @@ def _prices(target: Tensor, draft: Tensor, flat: bool, blocks: bool) -> Prices:
     forwards = reading[:, :1].expand(-1, columns.shape[1]).clone()
     if blocks:
         forwards[:, 1:] = 0
-    parts = (reading[:, 0], columns, forwards + columns, reading - reading[:, :1])
-    return Prices(*(part.float() for part in parts), flat=flat)
+    tokens, behind = forwards + columns, reading - reading[:, :1]
+    return Prices(reading[:, 0].float(), columns.float(), tokens.float(), behind.float(), flat)

@@ -302,7 +302,8 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         return traces[0]
     for name in ("target_prob", "prompt_lengths"):  # files that an older version has begun lack them
         if any(getattr(trace, name) is None for trace in traces):
-            traces = [replace(trace, **{name: None}) for trace in traces]
+            without: Any = {name: None}
+            traces = [replace(trace, **without) for trace in traces]
     first = traces[0]
     optional = ("hidden", "text_tokens", "run")
     held = [
