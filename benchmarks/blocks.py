@@ -1,8 +1,9 @@
-"""python -m benchmarks.blocks DRAFT [--head HEAD] [--limit 40]: how much of a block to send, by batch size, on the toy prompts.
+"""python -m benchmarks.blocks DRAFT [--head HEAD] [--limit 40] [--costs C COLUMN ...]: how much of a block to send.
 
 DRAFT is a DFlash or DSpark draft of the toy target, HEAD a pre-read head of it. The target writes responses to test prompts of
-the three domains; one recording of them is replayed. Costs are this machine's, measured here at batch sizes 1, 4 and 16: c_block
-and the target's columns, in target forward passes over one token per row. A round of k tokens costs c_block + C(k + 1).
+the three domains; one recording of them is replayed. Costs are this machine's, measured here at batch sizes 1, 4 and 16 unless
+they are given: c_block and the target's columns, in target forward passes over one token per row. A round of k tokens costs
+c_block + C(k + 1).
 
     whole block, fixed K    every round alike; the best K of the recording is marked with a star
     largest q >= h          the best threshold of the recording, likewise
@@ -93,12 +94,13 @@ def rates(replayed: Replayed, prices: Prices) -> tuple[float, float]:
     return total.num_generated / total.num_target_calls, total.num_generated / cost
 
 
-def of_batch(trace: Trace, who: list[tuple[str, Any]], table: CostTable, batch: int) -> None:
-    """Print the rows of one batch size."""
+def of_costs(trace: Trace, who: list[tuple[str, Any]], table: CostTable, name: str) -> None:
+    """Print the rows of one table of costs."""
+    batch = table.batch_size
     most = trace.max_drafted
     prices = PriceTable.of(LoadCost.of([table]), batch, most, flat=False, blocks=True).middle
     columns = ", ".join(f"{value:.3f}" for value in prices.columns[0].tolist())
-    print(f"\nbatch {batch}: c_block {float(prices.forward[0]):.2f}, columns {columns}\n")
+    print(f"\n{name}: c_block {float(prices.forward[0]):.2f}, columns {columns}\n")
     print("| sent | tokens per target forward | tokens per cost |\n|---|---|---|\n| nothing | 1.000 | 1.000 |")
     fixed = {f"K={k}": replay(trace, Bounded(Fixed(k), 1, k)) for k in range(1, most + 1)}
     sure = {f"largest q >= {h}": replay(trace, Bounded(Largest(h), 0, most)) for h in THRESHOLDS}
@@ -106,12 +108,12 @@ def of_batch(trace: Trace, who: list[tuple[str, Any]], table: CostTable, batch: 
     for group in (fixed, sure):
         best = max(group, key=lambda name: rates(group[name], prices)[1])
         rows[f"{best}*"] = group[best]
-    for name, estimator in who:
+    for estimated, estimator in who:
         policy = BlockDraftRate(estimator, costs=table, batch_size=batch).within(most)
         bound = replace(policy, prices=PriceTable.of(LoadCost.of([table]), batch, most, flat=False, blocks=True))
-        rows[name] = replay(trace, Bounded(bound, 0, most))
-    for name, replayed in rows.items():
-        print("| {} | {:.3f} | {:.3f} |".format(name, *rates(replayed, prices)))
+        rows[estimated] = replay(trace, Bounded(bound, 0, most))
+    for sent, replayed in rows.items():
+        print("| {} | {:.3f} | {:.3f} |".format(sent, *rates(replayed, prices)))
 
 
 def calibration(trace: Trace, who: list[tuple[str, Any]]) -> None:
@@ -132,7 +134,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("draft")
     parser.add_argument("--head", default=None)
-    parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--limit", type=int, default=40, help="prompts of each domain")
+    parser.add_argument(
+        "--costs", type=float, nargs="+", help="c_block, and prices of a column, instead of measured ones"
+    )
     options = parser.parse_args()
     pair = ModelPair.from_pretrained("toy/target", options.draft)
     trace, who = recorded(pair, options.limit), list(estimators(pair, options.head))
@@ -140,8 +145,10 @@ def main() -> None:
         scorers: dict[str, Scorer] = named_scorers(pair, {"ours": options.head})
         trace = replace(with_logits(trace, scorers), names={scorer.key: name for name, scorer in scorers.items()})
     print(f"{trace.num_texts} texts, {trace.num_positions} tokens, blocks of {trace.max_drafted}")
-    for batch in BATCHES:
-        of_batch(trace, who, measure(pair, batch)[0], batch)
+    for batch in BATCHES if options.costs is None else ():
+        of_costs(trace, who, measure(pair, batch)[0], f"batch {batch}")
+    for column in () if options.costs is None else options.costs[1:]:
+        of_costs(trace, who, CostTable.ratio(options.costs[0], column), "given")
     calibration(trace, [(name, estimator) for name, estimator in who if name != "upper bound"])
 
 
