@@ -173,6 +173,12 @@ def test_cells_that_cannot_be_built_stop_the_sweep_before_any_work(tmp_path, dec
     assert not list(tmp_path.iterdir())
 
 
+def test_methods_without_their_head_are_left_out_beside_others(tmp_path, decoded, capsys):
+    folder = sweep.run(sweep_config(tmp_path, grid={**SMALL, "specdec_pp": {}}))
+    assert decoded == ["autoregressive", "speculative"] == list(dict.fromkeys(read_table(folder, "rows").method))
+    assert "specdec_pp: left out, the pair has no trained head" in capsys.readouterr().out
+
+
 def test_greedy_texts_do_not_depend_on_the_method(tmp_path):
     folder = sweep.run(sweep_config(tmp_path, grid={**SMALL, "oracle": {}}, sampling={"temperature": 0.0}))
     sequences = [pd.read_parquet(path).token_ids.map(list).tolist() for path in sorted((folder / "settings").iterdir())]
