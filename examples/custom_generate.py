@@ -1,7 +1,7 @@
 """The toolkit's methods inside transformers' own `generate`: the same greedy texts, fewer forward passes of the target.
 
-    python examples/custom_generate.py                   the embedded toy pair: seconds
-    python examples/custom_generate.py TARGET DRAFT      yours
+python examples/custom_generate.py                   the embedded toy pair: seconds
+python examples/custom_generate.py TARGET DRAFT      yours
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A stopping policy of one's own: checked, decoded with, and swept beside fixed lengths. The toy pair: half a minute.
 
-    python examples/policy.py
+python examples/policy.py
 """
 
 import subprocess
