@@ -9,8 +9,8 @@ import pandas as pd
 
 from analysis.replay.predictor_rows import COLD, STATISTICS
 from analysis.tables.files import markdown
-from analysis.tables.grid import ORACLE, UPPER_BOUND
-from analysis.tables.standing import FIXED, interval_text
+from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
+from analysis.tables.standing import interval_text
 
 SHARE = "upper_bound_share"
 NAMES = {FIXED: "best fixed K", UPPER_BOUND: "upper bound", ORACLE: "oracle"}

@@ -25,9 +25,8 @@ from torch import Tensor
 from analysis.replay.fit_samples import Samples
 from analysis.replay.fit_statistics import chosen_fit
 from analysis.replay.head_folders import CandidateHead
-from analysis.tables.grid import ORACLE, UPPER_BOUND
+from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
 from analysis.tables.rows import COUNTS, Array
-from analysis.tables.standing import FIXED
 from toolkit.acceptance import Confidence as ConfidenceEstimator
 from toolkit.acceptance import OnlineLogistic, PrereadHead, StatisticsEstimator
 from toolkit.acceptance.folder import scorer_with

@@ -48,9 +48,9 @@ from analysis.replay.predictor_rows import (
 )
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table, save_table
-from analysis.tables.grid import ORACLE, UPPER_BOUND
+from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
 from analysis.tables.rows import Array, throughput
-from analysis.tables.standing import FIXED, standing
+from analysis.tables.standing import standing
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError

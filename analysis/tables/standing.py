@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import ENOUGH, Bootstrap, brackets
-from analysis.tables.grid import FIXED as FIXED
 from analysis.tables.grid import ORACLE, PER_PROMPT, PLAIN, REFERENCES, UPPER_BOUND
 from analysis.tables.rows import COUNTS, Array, throughput, totals
 from analysis.tables.selection import Choice, best_per_prompt, choose

@@ -10,7 +10,7 @@ from analysis.heads import run
 from analysis.replay.fit_samples import samples
 from analysis.replay.predictor_rows import PerfectConfidence, estimated, of_policy, online, untrained
 from analysis.tables.files import read_table
-from analysis.tables.standing import FIXED
+from analysis.tables.grid import FIXED
 from data_gen import responses, traces
 from toolkit import ModelPair, config
 from toolkit.acceptance import OnlineLogistic
