@@ -258,8 +258,9 @@ def build_module(
     folder = teacher.folder
     states = TargetStates(model, draft.target_layers, None if folder is None else folder / "states")
     states.prepare([text for part in parts for text in part.sequences])
-    training = BlockTraining if isinstance(kind, Blocks) else UnrolledTraining
-    return training(*arguments, states=states, kind=kind)
+    if isinstance(kind, Blocks):
+        return BlockTraining(*arguments, states=states, kind=kind)
+    return UnrolledTraining(*arguments, states=states, kind=kind)
 
 
 def state_reader(cfg: commands.Distill, kind: Unrolled | Blocks, target: ModelPair | None, data: TextData) -> Any:

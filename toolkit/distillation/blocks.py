@@ -122,7 +122,7 @@ class BlockTraining(UnrolledTraining):
     Final states of DSpark drafts are [state, Markov embedding of the token before], D + r.
     """
 
-    kind: Any
+    kind: Blocks
 
     def weight_of(self, depth: int) -> float:
         return math.exp(-depth / self.kind.gamma)

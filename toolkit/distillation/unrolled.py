@@ -209,7 +209,7 @@ def states_by_depth(
 class UnrolledTraining(DraftTraining):
     """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1."""
 
-    def __init__(self, *args: Any, states: TargetStates, kind: Unrolled, **kwargs: Any):
+    def __init__(self, *args: Any, states: TargetStates, kind: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.states, self.kind = states, kind
 

@@ -40,8 +40,8 @@ class BlockReader(HFSession, BlockSession):
         """Keep keys and values of tokens [b, T] that the target has read; the reading holds no logits."""
         slots, whole = placement.slots, len(rows) == self.index.num_rows
         assert self.target.states is not None, "the target reads a text before its draft does"
-        where = (tensor_on(self.index.device, rows).unsqueeze(1), slots)
-        states = self.target.states[(*(index.to(self.target.states.device) for index in where), 0)]
+        device = self.target.states.device
+        states = self.target.states[tensor_on(device, rows).unsqueeze(1), slots.to(device), 0]
         states = states.to(self.index.device, self.dtype)
         states = torch.where((slots < self.index.capacity).unsqueeze(-1), states, 0)  # padding is nobody's state
         offsets = self._offsets if whole else self._offsets[rows]

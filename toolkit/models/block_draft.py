@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig
 from transformers.models.qwen3 import modeling_qwen3
 
 from toolkit.models.reduced import ReducedOutput
@@ -97,7 +97,7 @@ class BlockDraft(modeling_qwen3.Qwen3PreTrainedModel):
     kept      tokens [V'] of its output rows, in their order
     """
 
-    def __init__(self, config: PreTrainedConfig, settings: BlockSettings, kept: Tensor):
+    def __init__(self, config: Any, settings: BlockSettings, kept: Tensor):
         super().__init__(config)
         self.settings = settings
         self.target_layers = settings.target_layers
@@ -154,6 +154,7 @@ class BlockDraft(modeling_qwen3.Qwen3PreTrainedModel):
         rope = self.rotary_emb(hidden, positions.flatten(1))
         seen = self._seen(anchors, context[0][0].shape[2])
         kinds = getattr(self.config, "layer_types", None) or ["full_attention"] * len(self.layers)
+        layer: Any
         for kind, layer, keys_and_values in zip(kinds, self.layers, context, strict=True):
             mask = seen[kind == "sliding_attention"]
             hidden = hidden + self._attended(layer, layer.input_layernorm(hidden), rope, keys_and_values, mask)

@@ -194,7 +194,7 @@ def _every_round(
         drawn = DraftContext(
             sequences=[context] * len(uniforms),
             sessions=[session],
-            unread=lambda draft, unread=unread: unread,
+            unread=_Unread(unread),
             limits=torch.tensor([most] * len(uniforms)),
             room=[most] * len(uniforms),
             uniforms=torch.tensor(uniforms, dtype=torch.float64),
@@ -210,6 +210,16 @@ def _every_round(
             sent = int(proposal.num_drafted[row])
             rounds.append(DraftedRound(values, proposal.tokens[row, :sent], proposal.draft_probs[row, :sent]))
     return rounds
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """The tokens that no draft has read, whatever the draft's number."""
+
+    tokens: tuple[Tensor, list[int]]
+
+    def __call__(self, draft: int) -> tuple[Tensor, list[int]]:
+        return self.tokens
 
 
 def _context(order: int) -> list[int]:
