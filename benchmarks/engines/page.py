@@ -100,7 +100,10 @@ class Summed:
 def summed_table(name: str, questions: Sequence[Summed]) -> str:
     """llama.cpp's sums beside decoding here: of all questions, and of those whose texts are equal."""
     equal = [each for each in questions if each.text == each.text_here]
-    lines = ["| draft | questions | llama.cpp: drafted, accepted | decoded here: drafted, accepted |", "|---|---|---|---|"]
+    lines = [
+        "| draft | questions | llama.cpp: drafted, accepted | decoded here: drafted, accepted |",
+        "|---|---|---|---|",
+    ]
     for which, some in ((f"{len(questions)}", questions), (f"{len(equal)} of equal text", equal)):
         theirs = f"{sum(each.drafted for each in some)}, {sum(each.accepted for each in some)}"
         here = f"{sum(each.drafted_here for each in some)}, {sum(each.accepted_here for each in some)}"

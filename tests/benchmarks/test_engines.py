@@ -43,9 +43,7 @@ def test_a_replay_counts_what_vllm_counted_of_copies(temperature, tmp_path):
     every, engine, here, _ = map(cells, compared.lines())
     counts = read_counts(ANSWERS / f"copies-{temperature}.jsonl")
     assert [int(every[3]), int(every[4])] == [counts.rounds, counts.drafted]
-    assert [int(count) for count in every[5].split(" / ")] == counts.accepted.sum(0)[
-        : every[5].count("/") + 1
-    ].tolist()
+    assert [int(count) for count in every[5].split(" / ")] == counts.accepted.sum(0)[: every[5].count("/") + 1].tolist()
     assert engine[3:6] == here[3:6] and here[6] == "every round equal"
     other = replay[:1] + [[(start, drafted + 1, kept) for start, drafted, kept in rounds] for rounds in replay[1:]]
     assert "unexplained" in replace(compared, replay=other).lines()[2]
