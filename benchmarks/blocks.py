@@ -32,6 +32,7 @@ from toolkit.costs.load import LoadCost
 from toolkit.costs.measure import measure
 from toolkit.costs.table import CostTable
 from toolkit.decoding import Sampling, decode
+from toolkit.errors import answer_signals
 from toolkit.stopping import BlockDraftRate, Bounded, Fixed, Largest
 from toolkit.stopping.prices import Prices, PriceTable
 from toolkit.trace import Trace
@@ -153,4 +154,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     main()

@@ -128,7 +128,12 @@ def test_links_files_and_commands_exist(page):
         if not re.search(r"\b[A-Z]{3,}\b", path):  # NAME.py stands for any file
             assert (ROOT / path).exists() or (ROOT / "toolkit" / path).exists(), path
     names = set(re.findall(r"python -m ((?:toolkit|data_gen|analysis|benchmarks)\.\w+)", text))
-    missing = {name for name in names if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()}
+    paths = {name: ROOT / name.replace(".", "/") for name in names}
+    missing = {
+        name
+        for name, path in paths.items()
+        if not any(map(Path.exists, (path.with_suffix(".py"), path / "__main__.py")))
+    }
     assert not missing - (merged() if page.name == "MIGRATION.md" else set())
 
 

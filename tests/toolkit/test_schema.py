@@ -159,7 +159,7 @@ def test_every_rule_has_its_yaml_and_every_yaml_its_rule():
 
 
 # Arguments that a policy gets from its method, when it is bound.
-SET_BY_THE_METHOD = {"deepest", "prices", "table", "known", "weights", "lookup", "reading"}
+SET_BY_THE_METHOD = {"deepest", "prices", "table", "known", "weights", "lookup", "reading", "blocks", "calibration"}
 # groups, and objects that no config can write
 BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", *SET_BY_THE_METHOD}
 

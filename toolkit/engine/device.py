@@ -31,11 +31,16 @@ def tensor_on(device: torch.device, values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.long, device="cpu").pin_memory().to(device, non_blocking=True)
 
 
-def floats_on(device: torch.device, values: Any) -> Tensor:
+def floats_on(device: torch.device, values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
     """Real numbers as a tensor on a device; to a GPU they are copied as in `tensor_on`."""
     if device.type != "cuda":
-        return torch.tensor(values, dtype=torch.float32, device=device)
-    return torch.tensor(values, dtype=torch.float32, device="cpu").pin_memory().to(device, non_blocking=True)
+        return torch.tensor(values, dtype=dtype, device=device)
+    return copied_to(device, torch.tensor(values, dtype=dtype, device="cpu"))
+
+
+def copied_to(device: torch.device, tensor: Tensor) -> Tensor:
+    """A tensor of the host on a device; a GPU copies it while the host goes on."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Gate:

@@ -19,11 +19,12 @@ from torch import Tensor
 from toolkit.config.notes import Assumed, AtLeast
 from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
-from toolkit.engine.device import floats_on
+from toolkit.engine.device import copied_to, floats_on
 from toolkit.errors import warn
 
 # Figures of a rule that has no table. Null: the costs that are measured where the pair's are, else what is assumed here.
 RATIO, COLUMN, BATCH_COLUMN = 0.2, 0.05, 0.0
+HOST = torch.device("cpu")
 Ratio = Annotated[float | None, AtLeast(0), Assumed(RATIO)]
 Column = Annotated[float | None, AtLeast(0), Assumed(COLUMN)]
 BatchColumn = Annotated[float | None, AtLeast(0), Assumed(BATCH_COLUMN)]
@@ -115,6 +116,7 @@ class PriceTable:
     flat: bool
     blocks: bool = False
     _ramps: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, init=False, repr=False)
+    _middles: dict[torch.device, Prices] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -128,7 +130,7 @@ class PriceTable:
         def seconds(context: float) -> list[Tensor]:
             target = [table.target(batch_size, width, context) for width in range(1, deepest + 2)]
             draft = [table.draft(batch_size, width, context) for width in range(1, furthest + 2)]
-            return [torch.tensor([values], dtype=torch.float64, device="cpu") for values in (target, draft)]
+            return [floats_on(HOST, [values], torch.float64) for values in (target, draft)]
 
         target, draft = (torch.cat(values) for values in zip(*map(seconds, table.contexts), strict=True))
         middle = seconds(table.middle)
@@ -141,8 +143,11 @@ class PriceTable:
     def at(self, context: Tensor | None, device: torch.device) -> Prices:
         """The prices of rows after this many tokens [B]; None: at the middle of the contexts."""
         if context is None or not self.by_context:
-            names = ("forward", "columns", "tokens", "behind")
-            return replace(self.middle, **{name: getattr(self.middle, name).to(device) for name in names})
+            if device not in self._middles:
+                names = ("forward", "columns", "tokens", "behind")
+                parts = {name: copied_to(device, getattr(self.middle, name)) for name in names}
+                self._middles[device] = replace(self.middle, **parts)
+            return self._middles[device]
         lows, gaps, most, first, slopes = self._on(device)
         share = torch.minimum(((context.unsqueeze(1) - lows) / gaps).clamp(min=0), most)
         seconds = first + (share.unsqueeze(2) * slopes).sum(1)
@@ -153,7 +158,7 @@ class PriceTable:
         """Seconds as sums of ramps, as `toolkit.costs.table.interpolate` reads a table: where each begins [X], its length [X],
         its largest share [X], the seconds before all of them [n], and what each adds [X, n]; n: D + 1 + F + 1."""
         if device not in self._ramps:
-            seconds, ends = torch.cat([self.target, self.draft], 1), torch.tensor(self.contexts, dtype=torch.float64)
+            seconds, ends = torch.cat([self.target, self.draft], 1), floats_on(HOST, self.contexts, torch.float64)
             gaps, steps = ends.diff(), seconds.diff(dim=0)
             parts = (
                 ends,
@@ -162,7 +167,7 @@ class PriceTable:
                 seconds[0],
                 torch.cat([steps, steps[-1:].clamp(min=0)]),  # beyond the last context, unless it falls
             )
-            self._ramps[device] = tuple(part.float().to(device) for part in parts)
+            self._ramps[device] = tuple(copied_to(device, part.float()) for part in parts)
         return self._ramps[device]
 
 
