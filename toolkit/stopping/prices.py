@@ -144,9 +144,14 @@ class PriceTable:
         """The prices of rows after this many tokens [B]; None: at the middle of the contexts."""
         if context is None or not self.by_context:
             if device not in self._middles:
-                names = ("forward", "columns", "tokens", "behind")
-                parts = {name: copied_to(device, getattr(self.middle, name)) for name in names}
-                self._middles[device] = replace(self.middle, **parts)
+                middle = self.middle
+                self._middles[device] = replace(
+                    middle,
+                    forward=copied_to(device, middle.forward),
+                    columns=copied_to(device, middle.columns),
+                    tokens=copied_to(device, middle.tokens),
+                    behind=copied_to(device, middle.behind),
+                )
             return self._middles[device]
         lows, gaps, most, first, slopes = self._on(device)
         share = torch.minimum(((context.unsqueeze(1) - lows) / gaps).clamp(min=0), most)
