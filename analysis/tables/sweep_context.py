@@ -218,6 +218,7 @@ class Recording:
         self.heads = sorted(
             {head for estimator in estimators if (head := getattr(estimator, "head", None)) is not None}
         )
+        self.states = any(getattr(estimator, "reads_hidden", False) for estimator in estimators)
         fine = self.responses.error.isna() & self.responses.token_ids.map(len).gt(0)
         self.usable = np.flatnonzero(fine).tolist()
         rows = [self.responses.iloc[number] for number in self.usable]
@@ -236,7 +237,7 @@ class Recording:
         if temperature not in self.traces:
             self.traces[temperature] = Store(self.folder, self.hidden).trace(
                 self.context.pair, self.context.sampling, self.sequences, self.max_drafted, self.heads,
-                rows=self.usable, draft_temperature=temperature, upper_bound=self.upper_bound,
+                rows=self.usable, draft_temperature=temperature, upper_bound=self.upper_bound, states=self.states,
             )  # fmt: skip
         return self.traces[temperature]
 

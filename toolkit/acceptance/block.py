@@ -7,7 +7,7 @@ The head is one linear layer on [state, Markov embedding of the token before], w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from toolkit.types import Step
 
 @dataclass(frozen=True)
 class ConfidenceHeadEstimator:
-    """A block draft's confidence head at work; recorded steps must hold states (hidden=true)."""
+    """A block draft's confidence head at work; recorded steps must hold states (`reads_hidden`)."""
 
-    head: Any
+    reads_hidden: ClassVar[bool] = True
+    layer: Any
 
     def bind(self, pair: Any) -> ConfidenceHeadEstimator:
         """Return the estimator itself."""
@@ -31,8 +32,8 @@ class ConfidenceHeadEstimator:
     @torch.inference_mode()
     def position_prob(self, step: Step) -> Tensor:
         """P(x_k accepted) [B] before x_k is drawn, given that the ones before it are."""
-        weight = self.head.proj.weight
-        logits = self.head(step.hidden.to(weight.device, weight.dtype))
+        weight = self.layer.proj.weight
+        logits = self.layer(step.hidden.to(weight.device, weight.dtype))
         return torch.sigmoid(logits.float()).to(step.hidden.device)
 
 

@@ -149,10 +149,12 @@ class Store:
         rows: Sequence[int] | None = None,
         draft_temperature: float | None = None,
         upper_bound: bool = False,
+        states: bool = False,
     ) -> Trace:
-        """The trace of sequences (prompt ids, produced ids) with the logits of the heads in these folders, without states.
+        """The trace of sequences (prompt ids, produced ids) with the logits of the heads in these folders.
 
-        rows  seed the draws of each sequence; None: their numbers. The other arguments are those of `Recorder`.
+        rows    seed the draws of each sequence; None: their numbers. The other arguments are those of `Recorder`.
+        states  whether the draft's states come with it, for estimators that read them; such recordings lie apart
         Raises InputError as `Recorder.record`.
         """
         if not sequences:
@@ -164,8 +166,9 @@ class Store:
             [row, list(map(int, prompt)), list(map(int, produced))]
             for row, (prompt, produced) in zip(rows, sequences, strict=True)
         ]
-        key = content_hash([read, numbered, max_drafted, draft_temperature, upper_bound, SHARD], length=16)
-        options = max_drafted, scored_by, self.hidden, upper_bound, draft_temperature
+        apart = ["states"] if states else []
+        key = content_hash([read, numbered, max_drafted, draft_temperature, upper_bound, SHARD, *apart], length=16)
+        options = max_drafted, scored_by, self.hidden or states, upper_bound, draft_temperature
         recorder = recorder_of(pair, sampling, *options)
         shards = [
             Shard(
@@ -179,8 +182,14 @@ class Store:
             for number, at in enumerate(slice(first, first + SHARD) for first in range(0, len(sequences), SHARD))
         ]
         self._announce(shards[0])
-        whole = complete(shards)
-        return join([replace(t, hidden=None, estimates={name: t.estimates[name] for name in scored_by}) for t in whole])
+        return join(
+            [
+                replace(
+                    t, hidden=t.hidden if states else None, estimates={name: t.estimates[name] for name in scored_by}
+                )
+                for t in complete(shards)
+            ]
+        )
 
     def _announce(self, shard: Shard) -> None:
         """Say why sequences that were recorded before are recorded again."""

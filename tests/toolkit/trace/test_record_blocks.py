@@ -9,6 +9,7 @@ from tests.toolkit.test_block_drafts import slow_logits
 from tests.toolkit.trace.test_record_by_start import inverse, target_probs, texts_of
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
+from toolkit.errors import InputError
 from toolkit.sampling import row_generator, warp
 from toolkit.stopping import Bounded, Fixed
 from toolkit.testing import ragged_prompts, tiny_llama
@@ -18,6 +19,7 @@ from toolkit.trace.bounds import best_fixed, true_probability
 from toolkit.trace.record_by_start import StartRecorder, depth_that_pays
 from toolkit.trace.replay import by_starts, replay
 from toolkit.trace.steps import Geometry, step_at
+from toolkit.trace.store import Store
 
 LENGTH = 9
 
@@ -125,3 +127,20 @@ def test_the_depth_that_pays_is_at_most_a_block():
     pair, sampling = pair_of("dflash", end_ids=()), Sampling(temperature=0.0, max_new_tokens=12)
     sequences = texts_of(pair, 3, sampling)
     assert 1 <= depth_that_pays(pair, sequences, sampling) <= pair.draft.block_length
+
+
+def test_a_stored_recording_replays_the_drafts_own_confidence_head(tmp_path):
+    """The head reads states, so they come with the trace; counts equal live decoding's at T = 0."""
+    pair, sampling = pair_of("dspark"), Sampling(0.0, max_new_tokens=LENGTH)
+    method = config.method("block_draft_rate", ["policy.cost_ratio=.1", "policy.column_cost=.1"]).bind(pair)
+    assert method.policy.policy.estimator.reads_hidden
+    sequences = texts_of(pair, 3, sampling)
+    trace = Store(tmp_path).trace(pair, sampling, sequences, pair.draft.block_length, states=True)
+    replayed = replay(trace, method.policy)
+    live = decode(pair, [prompt for prompt, _ in sequences], method, sampling, batch_size=2)
+    drafted = sum(each.counts.num_drafted for each in live)
+    assert 0 < drafted < pair.draft.block_length * sum(each.counts.num_target_calls for each in live), "it decides"
+    for name in ("num_target_calls", "num_draft_calls", "num_drafted", "num_discarded"):
+        assert replayed.counts[name].tolist() == [getattr(each.counts, name) for each in live], name
+    with pytest.raises(InputError, match="hidden"):
+        replay(Store(tmp_path).trace(pair, sampling, sequences, pair.draft.block_length), method.policy)
