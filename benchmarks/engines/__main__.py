@@ -125,16 +125,16 @@ def main() -> None:
 def drafts(work: Work) -> None:
     """Drafts for what was not named: three of the target's layers, and one that reads its states; minutes each."""
     path = work.folder / "drafts.json"
-    made = {**(read_json(path) if path.exists() else {}), **work.drafts}
-    if len(made) < 2:
+    by_name = {**(read_json(path) if path.exists() else {}), **work.drafts}
+    if len(by_name) < 2:
         words = [f"pair.target={work.target}", "pair.draft=null"]
         prompts = [f"prompts.path={work.data / 'instructions_train.jsonl'}", "prompts.split=train", "prompts.limit=256"]
         responses = stage("data_gen.responses", *words, *SHARED, *prompts, "batch_size=32", folder=work.folder)
         words += [f'responses=["{responses}"]', "vocabulary=8000", "teacher=cached", "trainer.max_epochs=4"]
         separate = stage("toolkit.distill", *words, "layers=3", "exports=[plain,gguf]", folder=work.folder)
         reading = stage("toolkit.distill", "kind=eagle3", *words, folder=work.folder)
-        made = {"standalone": str(separate / "draft_plain"), "EAGLE-3": str(reading / "draft"), **made}
-    write_json(path, made)
+        by_name = {"standalone": str(separate / "draft_plain"), "EAGLE-3": str(reading / "draft"), **by_name}
+    write_json(path, by_name)
 
 
 def prompts(work: Work) -> list[list[int]]:

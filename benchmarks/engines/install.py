@@ -13,7 +13,6 @@ from pathlib import Path
 from toolkit.errors import InputError
 
 READY = ".ready"
-CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def install(name: str, folder: Path) -> None:
     if not (home / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
     pip = [str(home / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    steps = [[*pip, "install", "--no-deps", "--extra-index-url", CPU_WHEELS, package] for package in engine.before]
+    steps = [[*pip, "install", "--no-deps", package] for package in engine.before]
     steps.append([*pip, "install", "--only-binary", ":all:", *engine.before, engine.package])
     steps += [[*pip, "uninstall", "--yes", *engine.without]] if engine.without else []
     for words in steps:

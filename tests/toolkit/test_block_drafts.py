@@ -50,11 +50,11 @@ def of_head(projection, state, head, size=4):
 def slow_logits(target, draft, text, drafted):
     """Logits [K, V] after a text, one position, layer and head at a time; q_k after the first k - 1 `drafted` tokens."""
     settings, layers = draft.settings, draft.config
-    known = draft.fc.weight.new_zeros(0, draft.target_width)
+    read = draft.fc.weight.new_zeros(0, draft.target_width)
     if len(text) > 1:
         states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-        known = torch.cat([states[layer][0] for layer in settings.target_layers], -1)
-    context = normed(known @ draft.fc.weight.T, draft.hidden_norm)
+        read = torch.cat([states[layer][0] for layer in settings.target_layers], -1)
+    context = normed(read @ draft.fc.weight.T, draft.hidden_norm)
     ids, start = [text[-1], *[settings.mask_token_id] * (settings.block_size - 1)], len(text) - 1
     hidden = draft.embed_tokens.weight[ids]
     for number, layer in enumerate(draft.layers):

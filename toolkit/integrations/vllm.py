@@ -116,10 +116,10 @@ class Copies:
 
 def parts(settings: Mapping[str, Any]) -> tuple[SuffixProposer, LookupRate]:
     """The proposer and the policy of `lookup_rate` with these settings. Raises InputError for unknown ones."""
-    known = ("match", *OF_PROPOSER, *OF_POLICY)
+    names = ("match", *OF_PROPOSER, *OF_POLICY)
     for name in settings:
-        if name not in known:
-            raise unknown_name("setting of copies", name, known)
+        if name not in names:
+            raise unknown_name("setting of copies", name, names)
     proposer = SuffixProposer(**{name: settings[name] for name in OF_PROPOSER if name in settings})
     policy = {name: settings[name] for name in OF_POLICY if name in settings}
     return proposer, LookupRate(MatchEstimator(settings.get("match")), **policy)

@@ -182,8 +182,8 @@ def _check_sizes(folder: Path, config: Mapping[str, Any], settings: BlockSetting
     if not 0 <= settings.mask_token_id < layers.vocab_size:
         size = layers.vocab_size
         raise InputError(f"{folder}: mask_token_id: expected a token below {size}, got {settings.mask_token_id}")
-    given = config.get("transformer_layer_config") or {}
-    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
+    layer_config = config.get("transformer_layer_config") or {}
+    rope = layer_config.get("rope_parameters") or layer_config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROPES:
         raise InputError(f"{folder}: expected a rope that is the same for all texts ({', '.join(ROPES)}), got {kind}")
