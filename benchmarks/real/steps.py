@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -41,7 +42,7 @@ from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
 from toolkit.costs.kept import costs_here
 from toolkit.costs.measure import machine_of
-from toolkit.files.atomic import write_json, write_text
+from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.models.pair import load_draft
 from toolkit.runs.stage import read_manifest
 
@@ -157,23 +158,27 @@ def live() -> None:
     """Decoding itself, in turns, every method as it comes, beside transformers. It needs no other step; a draft joins in."""
     model()
     pair, prompts = loaded(), encoded("live.jsonl")
-    names, assisted = [PLAIN, "lookup_rate"], []
+    tables = {str(size): asdict(costs_here(pair, size)[0][0]) for size in (1, 4)}
+    draft = noted("draft") if pair.drafts else None
+    facts = {**machine_of(pair), "draft": draft, "questions": len(prompts), "costs": tables}
+    path = FOLDER / "live.json"
+    if not path.exists() or read_json(path) != json.loads(json.dumps(facts)):
+        for stale in FOLDER.glob("live-*.csv"):  # of another machine, draft or cost table
+            stale.unlink()
+        write_json(path, facts)
+    single = [theirs(REFERENCE), theirs("transformers lookup", lookup=10)]
+    names, few = [PLAIN, "lookup_rate"], [PLAIN, "lookup_rate"]
     if pair.drafts:
-        names, assisted = [*names, FIXED, "rate", "best_source"], [theirs("transformers assisted K=2", **constant(2))]
+        single.append(theirs("transformers assisted K=2", **constant(2)))
+        names, few = [*names, "rate", "best_source"], [*few, "best_source"]
     for temperature in (0, 1):
-        plain = [theirs(REFERENCE), theirs("transformers lookup", lookup=10), *assisted]
-        measured(f"live-{temperature}-1", pair, prompts, [*plain, *map(as_it_comes, names)], 1, temperature)
-        few = [name for name in names if name not in (FIXED, "rate")]
-        measured(
-            f"live-{temperature}-4", pair, prompts[:24], [theirs(REFERENCE), *map(as_it_comes, few)], 4, temperature
-        )
-    tables = {size: asdict(costs_here(pair, size)[0][0]) for size in (1, 4)}
-    write_json(FOLDER / "live.json", {**machine_of(pair), "costs": tables})
+        measured(f"live-{temperature}-1", pair, prompts, [*single, *map(as_it_comes, names)], 1, temperature)
+        measured(f"live-{temperature}-4", pair, prompts, [theirs(REFERENCE), *map(as_it_comes, few)], 4, temperature)
 
 
 def as_it_comes(name: str) -> Decoder:
-    """A method with its default settings: rules that weigh costs measure them. The fixed length is two tokens."""
-    return engine(name, lambda pair: config.method(name, ["policy.num_drafted=2"] if name == FIXED else []))
+    """A method with its default settings: rules that weigh costs measure them."""
+    return engine(name, lambda pair: config.method(name))
 
 
 def agreements() -> None:
