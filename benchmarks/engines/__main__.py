@@ -5,16 +5,18 @@
     make engines ARGS="--draft FOLDER --eagle3 FOLDER --target FOLDER_OR_GGUF"      with drafts that are there
     make engines ARGS="page"                     the page of what was counted so far
 
-Steps: install, drafts, vllm, llamacpp, page. Run it again to go on after an interruption: environments, drafts and answers are
-kept. Eight questions of Spec-Bench, one of a kind, 64 tokens each at T = 0 and 1. The target is SmolLM2-135M-Instruct as
-`make real` reads it. Drafts, where none are named, are trained for minutes: they are weak, and what is compared are counts.
-K is given, not advised: three drafted tokens, eight copied ones. Costs decide whether drafting pays, which nothing here asks.
+Steps: install, drafts, vllm, llamacpp, example, page. Run it again to go on after an interruption: environments, drafts and
+answers are kept. Eight questions of Spec-Bench, one of a kind, 64 tokens each at T = 0 and 1. The target is that of `make
+real`, SmolLM2-135M-Instruct. Drafts, where none are named, are trained for minutes: they are weak, and what is compared are
+counts. K is given, not advised: three drafted tokens, eight copied ones. Costs decide whether drafting pays. Only the
+example (`examples/with_vllm.py`) asks that, at costs that are given, too: one request is cheap to draft for, eight are not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -38,9 +40,17 @@ from toolkit.errors import InputError, answer_signals
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.models.pair import resolve
 
-STEPS = ("install", "drafts", "vllm", "llamacpp", "page")
+STEPS = ("install", "drafts", "vllm", "llamacpp", "example", "page")
 TEMPERATURES = (0, 1)
 DRAFTED, COPIED = 3, 8  # K of draft models, and of copies
+COSTS = """model,batch,width,context,seconds
+draft,1,1,0,.0002
+draft,8,1,0,.001
+target,1,1,0,.01
+target,1,9,0,.0104
+target,8,1,0,.01
+target,8,9,0,.03
+"""
 SHARED = ["sampling.max_new_tokens=64", "prompts=jsonl"]
 
 
@@ -110,7 +120,7 @@ def main() -> None:
         drafts(work)
     path = work.folder / "drafts.json"
     work = replace(work, drafts={**(read_json(path) if path.exists() else {}), **work.drafts})
-    for name, step in (("vllm", serve_vllm), ("llamacpp", serve_llamacpp)):
+    for name, step in (("vllm", serve_vllm), ("llamacpp", serve_llamacpp), ("example", run_example)):
         if name in steps:
             started_at = perf_counter()
             try:
@@ -210,6 +220,17 @@ def serve_llamacpp(work: Work) -> None:
         done = subprocess.run([str(python), script, *map(str, words)], stderr=file, stdout=file)
     if done.returncode:
         raise InputError(f"it ended with {done.returncode}: {last_error(log)}; its log is {log}")
+
+
+def run_example(work: Work) -> None:
+    """`examples/with_vllm.py` with the separate draft."""
+    costs = write_text(work.folder / "example-costs.csv", COSTS)
+    script, python = ROOT / "examples" / "with_vllm.py", python_of("vllm", work.engines)
+    words = [python, work.target, work.drafts["standalone"], work.data / "spec_bench.jsonl"]
+    words += [f"costs={costs}", f"paths.root_dir={work.folder}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if code := subprocess.run([sys.executable, str(script), *map(str, words)], cwd=ROOT, env=environment).returncode:
+        raise InputError(f"it ended with {code}")
 
 
 def write_page(work: Work) -> None:
