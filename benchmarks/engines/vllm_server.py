@@ -68,15 +68,8 @@ def started(python: Path, target: str, options: Sequence[str], log: Path) -> Ite
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
-        str(python),
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        target,
-        "--served-model-name",
-        "target",
-    ]
+    script = str(Path(__file__).with_name("start_vllm.py"))
+    words = [str(python), script, "--model", target, "--served-model-name", "target"]
     words += ["--host", "127.0.0.1", "--port", str(port), *FLAGS, *options]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     with log.open("wb") as file:
