@@ -67,6 +67,13 @@ class Work:
     tokens: int
     questions: int
 
+    @property
+    def separate(self) -> str:
+        """The separate draft. Raises InputError where none was named or trained."""
+        if "standalone" not in self.drafts:
+            raise InputError("expected a separate draft, got none: run the step drafts first, or --draft FOLDER")
+        return self.drafts["standalone"]
+
     def answers(self, engine: str, draft: str, temperature: int) -> Path:
         return self.folder / f"{engine}-{draft}-{temperature}.jsonl"
 
@@ -207,7 +214,7 @@ def serve_vllm(work: Work) -> None:
 def serve_llamacpp(work: Work) -> None:
     """llama.cpp with the separate draft's GGUF file, greedily, in a process of its own."""
     python, sequences = python_of("llamacpp", work.engines), prompts(work)
-    gguf = Path(work.drafts["standalone"]).parent / "draft.gguf"
+    gguf = Path(work.separate).parent / "draft.gguf"
     path, log = work.answers("llamacpp", "standalone", 0), work.folder / "llamacpp.log"
     if path.exists() and len(answers_of(path)) == len(sequences):
         return
@@ -226,7 +233,7 @@ def run_example(work: Work) -> None:
     """`examples/with_vllm.py` with the separate draft."""
     costs = write_text(work.folder / "example-costs.csv", COSTS)
     script, python = ROOT / "examples" / "with_vllm.py", python_of("vllm", work.engines)
-    words = [python, work.target, work.drafts["standalone"], work.data / "spec_bench.jsonl"]
+    words = [python, work.target, work.separate, work.data / "spec_bench.jsonl"]
     words += [f"costs={costs}", f"paths.root_dir={work.folder}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if code := subprocess.run([sys.executable, str(script), *map(str, words)], cwd=ROOT, env=environment).returncode:
@@ -267,7 +274,7 @@ def write_page(work: Work) -> None:
 
 def summed(work: Work) -> list[Summed]:
     """llama.cpp's answers, each beside the same question decoded here after its first token."""
-    pair = ModelPair.from_pretrained(str(work.target), work.drafts["standalone"])
+    pair = ModelPair.from_pretrained(str(work.target), work.separate)
     plain, method, questions = config.method("autoregressive"), method_here("standalone"), []
     answers = answers_of(work.answers("llamacpp", "standalone", 0))
     for prompt, answer in zip(prompts(work), answers, strict=False):
