@@ -273,7 +273,9 @@ class EndpointKeys(ConfigSection):
     seconds: Annotated[Positive, "one try may take, the whole response included"] = 600
     attempts: Annotated[Count, "tries of one prompt in succession; a second such series follows later"] = 4
     backoff: Annotated[Amount, "seconds before the second try, then doubled each time; Retry-After wins"] = 1
-    request: Annotated[Mapping[str, Any], "further keys of a request; null leaves out a key of neutral value"] = {}
+    request: Annotated[
+        Mapping[str, Any], "further keys of a request; null leaves out one of neutral value, or the seed"
+    ] = {}
 
 
 class Responses(Command, OnPrompts, Shared):
