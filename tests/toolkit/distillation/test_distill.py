@@ -71,7 +71,7 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     pair = ModelPair.from_pretrained(tiny_pair / "target", draft=folder / "draft")
     (generation,) = generate(pair, ["the cat"], "speculative", max_new_tokens=8)
     assert len(generation.token_ids) <= 8 and generation.counts.num_drafted > 0
-    assert "Probability of acceptance" in (folder / "draft" / "README.md").read_text()
+    assert "probability of acceptance" in (folder / "draft" / "README.md").read_text()
     assert not pair.draft.lm_head.weight.requires_grad
     draft = folder / "draft"
     model, report = AutoModelForCausalLM.from_pretrained(draft, output_loading_info=True)
