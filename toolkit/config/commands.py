@@ -406,8 +406,9 @@ class Advise(Command, UnderLoad, Intervals):
     heads: Annotated[list[str | None] | None, Head(), "a head, or null, for each draft; null: the pair's own"] = None
     costs: Annotated[Inputs | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"] = None
     drops: Annotated[
-        Literal["always", "half"],
-        "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
+        Literal["always", "half", "flattened"],
+        "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here; "
+        "flattened: as always, and a target forward costs what its tokens cost side by side, as in engines",
     ] = "half"
     responses: Annotated[
         str | None,
@@ -425,7 +426,7 @@ class Serving(Command, UnderLoad):
     requests: Annotated[Count, "of a simulation, at most; prompts are taken in turn, 16 per user and at least 64"] = 256
     shapes: Annotated[list[str], "of hardware=...: two of llama-70b, llama-8b, llama-1b; []: the pair's own"] = []
     costs: Annotated[Inputs | None, "a cost table (JSON or CSV); null: measured here"] = None
-    drops: Annotated[Literal["always", "half"], "as in analysis.advise"] = "always"
+    drops: Annotated[Literal["always", "half", "flattened"], "as in analysis.advise"] = "always"
 
 
 class Compare(Command, Labels, Intervals, Tracked):
