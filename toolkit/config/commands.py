@@ -430,8 +430,9 @@ class Advise(Command, UnderLoad, Intervals):
     heads: Annotated[list[str | None] | None, Head(), "a head, or null, for each draft; null: the pair's own"] = None
     costs: Annotated[Inputs | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"] = None
     drops: Annotated[
-        Literal["always", "half"],
-        "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
+        Literal["always", "half", "flattened"],
+        "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here; "
+        "flattened: as always, and a target forward costs what its tokens cost side by side, as in engines",
     ] = "half"
     responses: Annotated[
         str | None,
@@ -454,8 +455,9 @@ class Serving(Command, UnderLoad):
     ] = []
     costs: Annotated[Inputs | None, "a cost table (JSON or CSV); null: measured here"] = None
     drops: Annotated[
-        Literal["always", "half"],
-        "always: a batch is as large as the requests in it; half: free slots stay until they are half of it",
+        Literal["always", "half", "flattened"],
+        "always: a batch is as large as the requests in it; half: free slots stay until they are half of it; "
+        "flattened: as always, and a target forward costs what its tokens cost side by side",
     ] = "always"
 
 

@@ -98,14 +98,9 @@ class BlockDraftRate(StoppingPolicy):
         return state, live & (worth > 0)
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        acceptance = self._acceptance(state)
-        if hasattr(self.estimator, "position_prob"):
-            entering = state["survival"] * self.estimator.position_prob(step).to(acceptance.dtype)
-        else:  # what was said of it with the token before
-            entering = acceptance if step.depth == 1 else state["entering"]
-        prices = self._prices(state)
+        entering, prices = self._entering(step, state), self._prices(state)
         columns = replace(prices, tokens=prices.columns)
-        goes_on = columns.pay(entering, acceptance, state["tokens"] / state["cost"], step.depth - 1)
+        goes_on = columns.pay(entering, self._acceptance(state), state["tokens"] / state["cost"], step.depth - 1)
         return {**state, "entering": entering}, goes_on
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
@@ -128,6 +123,12 @@ class BlockDraftRate(StoppingPolicy):
             "survival": ones,
             "entering": ones.clone(),
         }
+
+    def _entering(self, step: Step, state: State) -> Tensor:
+        """P(all so far and this position's token are accepted) [B], before the token is drawn."""
+        if hasattr(self.estimator, "position_prob"):
+            return state["survival"] * self.estimator.position_prob(step).to(state["survival"].dtype)
+        return self._acceptance(state) if step.depth == 1 else state["entering"]  # predicted with the token before
 
     def _prices(self, state: State) -> Prices:
         assert self.prices is not None, "bind the policy to a pair first"
