@@ -51,7 +51,7 @@ examples: $(READY) ## the scripts of examples/ on the toy pair (8 minutes)
 evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)
 	$(RUN) -m benchmarks.evidence $(ARGS)
 
-real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions); 3 to 4 hours
+real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions; ARGS="--help"); an hour and a half
 	OMP_WAIT_POLICY=PASSIVE $(RUN) -m benchmarks.real $(if $(DATA),--data $(DATA)) $(ARGS)
 
 engines: $(READY) ## vLLM and llama.cpp beside this package, count for count, into outputs/engines/ (3.4 GB of environments first; ARGS="--help")

@@ -230,6 +230,7 @@ def speed_of(totals: Any) -> Any:
 
 SECTIONS: dict[str, Callable[[], Any]] = {
     "The draft": lambda: [*tables_of("shapes", "worth")(), "", *alpha_table()],
+    "What predicts acceptance": lambda: tables_of("predictors")(),
     "Distillation beside bare matrix products": lambda: [products_line()],
     "By replay, T = 0": lambda: replay_table(0),
     "By replay, T = 1": lambda: replay_table(1),

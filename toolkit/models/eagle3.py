@@ -21,7 +21,6 @@ Shapes: b rows, T tokens, D hidden size, W = n D_target width of the target's st
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ from toolkit.engine.hf import attention_reaches
 from toolkit.errors import InputError, warn
 from toolkit.models.draft_formats import CONFIG, EAGLE3, FLAGS, LAYER_IDS, eagle3_config, read_layers, read_weights
 from toolkit.models.draft_formats import is_eagle3 as is_eagle3
-from toolkit.models.reduced import ReducedOutput
+from toolkit.models.reduced import ReducedOutput, WithReducedOutput
 
 WEIGHTS = "model.safetensors"
 FAMILIES: dict[str, tuple[Any, Any, Any]] = {
@@ -54,7 +53,7 @@ KNOWN = {*FLAGS, LAYER_IDS, "speculators_model_type", "architectures", "transfor
 ROPES = ("default", "linear", "llama3", "yarn")
 
 
-class Eagle3(modeling_llama.LlamaPreTrainedModel):
+class Eagle3(WithReducedOutput, modeling_llama.LlamaPreTrainedModel):
     """One EAGLE-3 draft.
 
     config         of its decoder layer; `vocab_size` is the target's V
@@ -97,22 +96,6 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         self.lm_head = ReducedOutput(nn.Linear(width, len(kept), bias=False), kept, self.output_size)
         self.generation_config = GenerationConfig()
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, output: nn.Module) -> None:
-        self.lm_head = output
-
-    def blank(self) -> Eagle3:
-        """A draft of the same shape, its weights not these."""
-        rows, flags = self.lm_head.kept.cpu(), sorted(self.flags)
-        draft: Any = Eagle3(copy.deepcopy(self.config), self.target_layers, self.target_width, rows, flags)
-        blank: Eagle3 = draft.to(self.dtype)
-        return blank
 
     def projected(self, target_states: Tensor) -> Tensor:
         """The target's states [..., W] at the draft's width [..., D]."""

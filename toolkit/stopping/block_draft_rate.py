@@ -70,14 +70,9 @@ class BlockDraftRate(PricedDraft):
         return state, live & (worth > 0)
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        acceptance = self.posterior(state)
-        if hasattr(self.estimator, "position_prob"):
-            entering = state["survival"] * self.estimator.position_prob(step).to(acceptance.dtype)
-        else:  # what was said of it with the token before
-            entering = acceptance if step.depth == 1 else state["entering"]
-        prices = self.prices_at(state)
+        entering, prices = self.entering(step, state), self.prices_at(state)
         columns = replace(prices, tokens=prices.columns)
-        goes_on = columns.pay(entering, acceptance, state["tokens"] / state["cost"], step.depth - 1)
+        goes_on = columns.pay(entering, self.posterior(state), state["tokens"] / state["cost"], step.depth - 1)
         return {**state, "entering": entering}, goes_on
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
@@ -100,3 +95,9 @@ class BlockDraftRate(PricedDraft):
             "survival": ones,
             "entering": ones.clone(),
         }
+
+    def entering(self, step: Step, state: State) -> Tensor:
+        """P(all so far and this position's token are accepted) [B], before the token is drawn."""
+        if hasattr(self.estimator, "position_prob"):
+            return state["survival"] * self.estimator.position_prob(step).to(state["survival"].dtype)
+        return self.posterior(state) if step.depth == 1 else state["entering"]  # predicted with the token before
