@@ -134,6 +134,19 @@ class Verified(Protocol):
         """How many tokens were accepted [B]."""
 
 
+@dataclass(frozen=True)
+class RoundCounts:
+    """What `observe` may ask of a round, where there is no proposal and no verdict but what they counted [B] each."""
+
+    num_drafted: Tensor
+    num_calls: Tensor
+    length: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.num_drafted.max())
+
+
 @dataclass
 class DraftStep:
     """What is available right after one draft forward pass, for every row; a `Step`.

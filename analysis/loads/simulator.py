@@ -24,8 +24,9 @@ from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
-from toolkit.trace.replay import Sent, VerifiedLengths, draft
+from toolkit.trace.replay import draft
 from toolkit.trace.steps import Geometry
+from toolkit.types import RoundCounts
 
 Floats = NDArray[np.float64]
 SEED = 0
@@ -40,7 +41,8 @@ class Load:
     rate      requests per second, at random times (Poisson)
     drops     "always": free slots leave the batch at once, and costs are those of the mean context, as in serving engines.
               "half": free slots are kept until they are half of the batch, as in this package's loop. There all rows cost as
-              much as the longest one.
+              much as the longest one. "flattened": as "always", and a target forward costs what its tokens cost side by
+              side, as in serving engines, whichever rows they are of.
     """
 
     slots: int
@@ -165,7 +167,7 @@ class _Server:
             self._join(len(self.slot) - 1)
             joined.append(len(self.slot) - 1)
         busy = [slot for slot, request in enumerate(self.slot) if request >= 0]
-        if self.load.drops == "always" or 2 * len(busy) <= len(self.slot):
+        if self.load.drops != "half" or 2 * len(busy) <= len(self.slot):
             self.slot, self.at = [self.slot[slot] for slot in busy], self.at[busy]
             self.state = {key: value[busy] for key, value in self.state.items()}
             joined = [busy.index(slot) for slot in joined]
@@ -194,13 +196,14 @@ class _Server:
         accepted = np.minimum(drafted, self.run_of[starts])
         produced = np.minimum(accepted + 1, self.left_of[starts])
         if self.policy.uses_history or self.policy.couples_rows:
-            judged = VerifiedLengths(torch.from_numpy(accepted))
-            self.state = self.policy.observe(Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
+            counts = RoundCounts(*map(torch.from_numpy, (drafted, calls, accepted)))
+            self.state = self.policy.observe(counts, counts, state)
         sequences = self.requests[request[busy]]
         contexts = self.prompt_tokens[sequences] + starts[busy] - self.first_of[sequences]
-        context = float(contexts.mean() if self.load.drops == "always" else contexts.max())
-        reading = self._reading(joined, int(drafted.max()) + 1)
-        seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
+        context = float(contexts.max() if self.load.drops == "half" else contexts.mean())
+        width = float(drafted.mean() if self.load.drops == "flattened" else drafted.max())
+        reading = self._reading(joined, width + 1)
+        seconds = self._seconds(len(self.slot), int(calls.max()), width, context)
         self.clock += reading + seconds
         results, who = self.results, request[busy]
         results.seconds[who] += seconds / len(who)
@@ -220,15 +223,15 @@ class _Server:
                 if len(unsent):  # the user's next request
                     results.sent[unsent[0]] = self.clock
 
-    def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
-        """Seconds of a round: the batch's draft forwards, and the target forward at the widest draft."""
+    def _seconds(self, batch: int, calls: int, width: float, context: float) -> float:
+        """Seconds of a round: the batch's draft forwards, and the target forward over `width` drafted tokens per row."""
         key = (batch, calls, width, round(context / 16))
         if key not in self.seconds:
             target = self.costs.target(batch, width + 1, context)
             self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target
         return self.seconds[key]
 
-    def _reading(self, joined: list[int], width: int) -> float:
+    def _reading(self, joined: list[int], width: float) -> float:
         """Seconds to read new prompts. width: tokens per row of the target forward.
 
         Rows that join a running batch read in forwards of their own; where all rows are new, the round's own forwards do it.

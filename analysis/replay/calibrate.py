@@ -1,12 +1,14 @@
 """Calibration by depth (`toolkit.acceptance.calibration.by_depth`), fitted to recordings: analysis.heads calibration=[TRACES].
 
 heads=[A,B]            copies of the heads in the output folder, each with its calibration.json: head=FOLDER/NAME uses it
+pair.draft=FOLDER      of a block draft with a confidence head (DSpark), that head's: confidence_head/calibration.json, which
+                       method.policy.estimator.calibration=FILE uses
 statistics=[TRACES]    the calibration goes into statistics.json (`analysis.replay.fit_statistics`); counts=FILE, what an engine
                        counted of its drafts, takes the place of recordings: shifts alone
 
 A part of the texts (dev_share) is held out, and scored before and after.
 
-    calibration  ECE raw and calibrated, log loss likewise, by head, output and depth
+    calibration  AUC, ECE raw and calibrated, log loss likewise, by head, output and depth
 """
 
 from __future__ import annotations
@@ -24,15 +26,19 @@ from analysis.loads.engine_counts import read_counts
 from analysis.replay.fit_samples import Samples, samples, score, split
 from analysis.replay.head_folders import CandidateHead, find_heads
 from analysis.tables.files import read_table, save_table, show
-from toolkit.acceptance.calibration.by_depth import ByDepth, Calibration
+from toolkit.acceptance import ConfidenceHeadEstimator
+from toolkit.acceptance.calibration.by_depth import FILE, ByDepth, Calibration
 from toolkit.acceptance.folder import KINDS
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError, warn
+from toolkit.files.atomic import read_json
+from toolkit.models.fingerprint import Weights
 from toolkit.runs.stage import open_stage
 from toolkit.trace import Trace
-from toolkit.trace.steps import Geometry, logits_at, step_at
+from toolkit.trace.steps import Geometry, RecordedStep, logits_at, step_at
 from toolkit.trace.store import SUMMARY, read_traces
 
+CONFIDENCE = "confidence_head"
 Labelled = tuple[Tensor, Tensor, Tensor]  # logits, labels and depths [n] each
 
 
@@ -71,7 +77,7 @@ def scored_maps(labelled: Mapping[str, Labelled], calibration: Calibration) -> l
             lines.append(
                 {
                     "output": output, "depth": str(level), "positions": int(here.sum()),
-                    "ECE": before["ECE"], "ECE_calibrated": after["ECE"],
+                    "AUC": before["AUC"], "ECE": before["ECE"], "ECE_calibrated": after["ECE"],
                     "log_loss": before["log_loss"], "log_loss_calibrated": after["log_loss"],
                 }
             )  # fmt: skip
@@ -81,24 +87,35 @@ def scored_maps(labelled: Mapping[str, Labelled], calibration: Calibration) -> l
 def calibrate_heads(cfg: commands.Heads) -> Path:
     """Fit, score and write a copy of every head with its calibration; returns the output folder."""
     folders = [Path(str(folder)) for folder in plain(cfg.calibration)]
-    candidates = find_heads(plain(cfg.heads) if cfg.heads is not None else [], folders)
+    own = instantiate(cfg.draft)
+    confidence = getattr(own, "confidence_head", None)
+    named = plain(cfg.heads) if cfg.heads is not None else []
+    candidates = find_heads(named, folders) if named or confidence is None else []
+    if confidence is not None:
+        _check_own(own, folders)
     files = [*(folder / SUMMARY for folder in folders), *(path for candidate in candidates for path in candidate.files)]
     stage = open_stage("heads", cfg, inputs=files, ignore=("track",))
     if not stage.finished:
-        own, lines = instantiate(cfg.draft), []
+        lines: list[dict[str, Any]] = []
         traces = [read_traces(folder) for folder in folders]
         maps: dict[Path, dict[str, ByDepth]] = {}
-        for candidate in candidates:
-            parts = [_labelled(candidate.scored(trace, own), candidate, cfg.max_drafted, cfg.seed) for trace in traces]
+        for candidate in [*candidates, *([None] if confidence is not None else [])]:
+            if candidate is None:
+                name, folder = CONFIDENCE, Path(CONFIDENCE)
+                parts = [_of_confidence(trace, confidence, cfg.max_drafted, cfg.seed) for trace in traces]
+            else:
+                name, folder = candidate.name, candidate.folder
+                scored = (candidate.scored(trace, own) for trace in traces)
+                parts = [_labelled(trace, candidate, cfg.max_drafted, cfg.seed) for trace in scored]
             held_out = [split(sequence, cfg.dev_share, cfg.seed) for _, sequence in parts]
             learned, others = (
                 _joined([(labelled, out if part else ~out) for (labelled, _), out in zip(parts, held_out, strict=True)])
                 for part in (False, True)
             )
-            lines += [{"head": candidate.name, **line} for line in scored_maps(others, fitted_maps(learned))]
-            maps.setdefault(candidate.folder, {}).update(fitted_maps(learned).outputs)
+            lines += [{"head": name, **line} for line in scored_maps(others, fitted_maps(learned))]
+            maps.setdefault(folder, {}).update(fitted_maps(learned).outputs)
         for folder, outputs in maps.items():
-            name = next(c.name.split(" ")[0] for c in candidates if c.folder == folder)
+            name = next((c.name.split(" ")[0] for c in candidates if c.folder == folder), CONFIDENCE)
             copied = stage.folder / name
             copied.mkdir(exist_ok=True)
             for kind in KINDS.values():
@@ -109,8 +126,29 @@ def calibrate_heads(cfg: commands.Heads) -> Path:
         stage.finish(heads={str(folder): len(outputs) for folder, outputs in maps.items()})
     table = read_table(stage.folder, "calibration")
     show(table[table.depth == "all"], "calibrated by depth, scored on other texts", stage.folder / "calibration.csv")
-    print(f"heads with their calibration: {stage.folder}/NAME (toolkit.decode head=FOLDER)")
+    if candidates:
+        print(f"heads with their calibration: {stage.folder}/NAME (toolkit.decode head=FOLDER)")
+    if confidence is not None:
+        path = stage.folder / CONFIDENCE / FILE
+        print(
+            f"of the draft's own head: toolkit.decode method=block_draft_rate method.policy.estimator.calibration={path}"
+        )
     return stage.folder
+
+
+def _check_own(draft: Any, folders: Sequence[Path]) -> None:
+    """Raises InputError for recordings of another draft."""
+    for folder in folders:
+        recorded = Weights.recorded(read_json(folder / SUMMARY))
+        if recorded is not None and (reason := recorded.not_of(draft)):
+            raise InputError(f"{folder} was recorded with another draft than pair.draft ({reason})")
+
+
+def _of_confidence(trace: Trace, layer: Any, deepest: int, seed: int) -> tuple[dict[str, Labelled], Tensor]:
+    """The same of a block draft's own confidence head, output `position`. Raises InputError for traces without states."""
+    part, estimator = samples(trace, deepest, seed), ConfidenceHeadEstimator(layer)
+    logits = estimator.logits(RecordedStep(trace, 1, part.steps))
+    return {"position": (logits, part.labels["position"], part.depth)}, part.sequence
 
 
 def _labelled(trace: Trace, candidate: CandidateHead, deepest: int, seed: int) -> tuple[dict[str, Labelled], Tensor]:

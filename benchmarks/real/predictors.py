@@ -33,23 +33,24 @@ def recorded(responses: Path | str, max_drafted: int, *words: str, kind: str = "
     return stage("data_gen.traces", *pair_words(kind), *shared, *words)
 
 
+def train_heads(kind: str = "") -> Path:
+    """Both heads of a draft, trained on a recording of the noted answers, which is returned."""
+    learn = recorded(noted("answers"), 6 if kind else 1, kind=kind)
+    for name in ("acceptance", "preread"):
+        run = stage("toolkit.train", f"model={name}_head", "data=traced", f"data.path={learn}", *pair_words(kind))
+        note(f"{name}{kind}", str(run / "head"))
+    return learn
+
+
 def predictors() -> None:
-    """Both heads, trained on the noted answers, and the table: levels chosen on training-side questions, T = 0 and 1."""
-    learn = recorded(noted("answers"), 1)
-    mix = stage("data_gen.mix", *pair_words(), f"responses={noted('answers')}")
-    specdec_pp = [f"data.path={mix}", "head.depth=3", "loss.w_rej=3.0"]
-    heads = {
-        "acceptance": stage("toolkit.train", *pair_words(), *specdec_pp),
-        "preread": stage("toolkit.train", *pair_words(), "model=preread_head", "data=traced", f"data.path={learn}"),
-    }
-    for name, folder in heads.items():
-        note(name, str(folder / "head"))
-    traces = {
-        (part, name): recorded(part_answers(part, temperature), 10, "upper_bound=true")
-        for part in PARTS
-        for temperature, name in DOMAINS.items()
-    }
-    by_part = [", ".join(f"{name}: {traces[part, name]}" for name in DOMAINS.values()) for part in PARTS]
-    words = [f"statistics=[{learn}]", f"tuning={{{by_part[0]}}}", f"tests={{{by_part[1]}}}"]
-    words += [f"heads=[{','.join(map(str, heads.values()))}]", f"cost_ratio={COST_RATIO}", f"thresholds={LEVELS}"]
-    note("predictors", str(stage("analysis.heads", *pair_words(), *words, "max_drafted=8")))
+    """Both heads and the table: levels chosen on training-side questions, reported on Spec-Bench, T = 0 and 1."""
+    learn, tables = train_heads(), {"tuning": "dev", "tests": "test"}
+    words = [f"statistics=[{learn}]", f"heads=[{noted('acceptance')},{noted('preread')}]", f"thresholds={LEVELS}"]
+    for key, part in tables.items():
+        traces = [
+            f"{name}: {recorded(part_answers(part, temperature), 10, 'upper_bound=true')}"
+            for temperature, name in DOMAINS.items()
+        ]
+        words.append(f"{key}={{{', '.join(traces)}}}")
+    folder = stage("analysis.heads", *pair_words(), *words, f"cost_ratio={COST_RATIO}", "max_drafted=8")
+    note("predictors", str(folder))

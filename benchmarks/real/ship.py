@@ -23,7 +23,7 @@ from data_gen.texts import read_responses
 from toolkit import ModelPair
 from toolkit.distillation.drafts import CARD
 from toolkit.errors import InputError
-from toolkit.files.atomic import read_json, write_folder
+from toolkit.files.atomic import read_json, write_text
 from toolkit.models.reduced import CONFIG, WEIGHTS, is_compact
 from toolkit.runs.stage import read_manifest
 
@@ -42,7 +42,10 @@ target's; another target is refused."""
 
 
 def ship(run: Path) -> None:
-    """Write the folder anew. Raises InputError for a run without a compact draft, or with one that is too large."""
+    """Write its files, in the place of those that are there.
+
+    Raises InputError for a run without a compact draft, or with one that is too large.
+    """
     source = run / "draft_compact"
     if not is_compact(source):
         raise InputError(f"--ship: expected an output folder of toolkit.distill exports=[compact], got {run}")
@@ -54,12 +57,9 @@ def ship(run: Path) -> None:
         "library_name:", "license: apache-2.0\nbase_model: HuggingFaceTB/SmolLM2-135M-Instruct\nlibrary_name:"
     )
     parts = [own.rstrip(), "## Spec-Bench", *by_category(source), USE, LICENCE]
-
-    def write(folder: Path) -> None:
-        copied(source, folder)
-        (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-    print(f"output: {write_folder(SHIPPED, write)}")
+    copied(source, SHIPPED)
+    card = "\n\n".join(parts) + "\n"
+    print(f"output: {write_text(SHIPPED / CARD, card)}")
 
 
 def copied(source: Path, folder: Path) -> None:

@@ -38,7 +38,7 @@ from benchmarks.real.folder import (
     weights,
     write_prompts,
 )
-from benchmarks.real.predictors import TOKENS, answers, predictors, recorded
+from benchmarks.real.predictors import TOKENS, answers, predictors, train_heads
 from benchmarks.real.settings import DEEPEST, FIXED, PLAIN, choices, grid_words, method_of
 from benchmarks.speed import REFERENCE, measure
 from data_gen.texts import read_responses
@@ -283,10 +283,7 @@ def eagle3() -> None:
     words = [f'responses=["{inputs_of(run)["responses.0"]}"]', f"vocabulary={rows}", "teacher=cached"]
     words.append(f"trainer.max_epochs={read_manifest(run)['config']['trainer']['max_epochs']}")
     note(f"draft{EAGLE3}", str(stage("toolkit.distill", "kind=eagle3", *target_words(), *words) / "draft"))
-    traces = recorded(noted("answers"), 6, kind=EAGLE3)
-    for name in ("acceptance", "preread"):
-        head = stage("toolkit.train", f"model={name}_head", "data=traced", f"data.path={traces}", *pair_words(EAGLE3))
-        note(f"{name}{EAGLE3}", str(head / "head"))
+    train_heads(EAGLE3)
 
 
 def eagle3_sweeps() -> None:

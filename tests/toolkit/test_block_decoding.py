@@ -10,6 +10,7 @@ import torch
 
 from toolkit import ModelPair, config
 from toolkit.acceptance import BlockEstimator
+from toolkit.acceptance.calibration.by_depth import FILE, ByDepth, Calibration
 from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
 from toolkit.decoding import BlockProposer, ChainProposer, Method, Sampling, decode
@@ -18,6 +19,7 @@ from toolkit.sampling import warp
 from toolkit.stopping import (
     Always,
     BatchRate,
+    BlockBudget,
     BlockDraftRate,
     Bounded,
     Confidence,
@@ -27,9 +29,11 @@ from toolkit.stopping import (
 )
 from toolkit.stopping.prices import PriceTable
 from toolkit.testing import chi_square, ragged_prompts, tiny_llama
+from toolkit.testing.batches import coupled_error
 from toolkit.testing.blocks import block_pair, check_anticipation, tiny_block
 from toolkit.types import DraftStep
 from toolkit.verification import get
+from toolkit.verification.chain_enumeration import PrefixTables
 
 CHAINS = [
     name for name in config.choices("method")
@@ -117,7 +121,8 @@ def test_whole_outputs_follow_the_targets_distribution(name):
     if name == "autoregressive":
         pytest.skip("it drafts nothing")
     method = method_of(name)
-    value, generations = pvalue(block_pair(4), method, Sampling(max_new_tokens=3, seed=5))
+    size = 40 if method.couples_rows else RUNS
+    value, generations = pvalue(block_pair(4), method, Sampling(max_new_tokens=3, seed=5), batch_size=size)
     rounds = [round_ for generation in generations for round_ in generation.rounds]
     assert value > LEVEL
     assert all(round_.num_drafted <= 2 and round_.num_draft_calls <= 1 for round_ in rounds)
@@ -226,6 +231,64 @@ def test_what_is_not_drawn_is_not_known(name):
         decode(block_pair(3), [[0]], Method("early", AsksTooSoon(), get("rejection")), Sampling(max_new_tokens=3))
 
 
+# -- all rows' positions under one budget -----------------------------------------------------------------------------
+
+
+class BudgetOfThisRound(BlockBudget):
+    """A control: a budget by what the round's own tokens led to, so that they decide whether they are sent."""
+
+    def sent(self, num_drafted, state):
+        last = state["entries"][:, -1]
+        return super().sent(num_drafted, {**state, "budget": torch.where(last[0] > last[-1], 6.0, 0.0).expand_as(last)})
+
+
+def budget_policy(kind=BlockBudget, most=2, **settings):
+    settings = {"cost_ratio": 0.1, "column_cost": 0.3, "acceptance": 0.7, **settings}
+    return Bounded(kind(ConstantScore(), **settings), 0, most).bind(None).policy
+
+
+def test_rows_that_share_a_budget_are_independent_and_follow_their_targets():
+    """Jointly, by enumeration over two rows."""
+    policy, lengths = budget_policy(acceptance=0.55), set()
+    state = policy.init(2, torch.device("cpu"))
+    for seed in range(4):
+        rows = [PrefixTables(2, 2, 2 * seed), PrefixTables(2, 2, 2 * seed + 1)]
+        error, seen = coupled_error(policy, get("rejection"), rows, state)
+        assert error < 1e-12
+        lengths |= seen
+    assert len(lengths) > 1, "the policy never decided otherwise: the check shows nothing"
+
+
+def test_a_budget_of_this_rounds_probabilities_anticipates():
+    with pytest.raises(AssertionError, match="is sent or left out by what is drawn there or later"):
+        check_anticipation(budget_policy(BudgetOfThisRound, 3), BlockProposer())
+
+
+def test_the_best_positions_of_all_rows_are_sent():
+    """Two rows of three positions, and a budget of four: equal ones are taken by depth, none before an earlier one."""
+    policy = budget_policy(most=3)
+    state = policy.init(2, torch.device("cpu"))
+    state["budget"] += 4
+    for depth, largest in enumerate([(0.9, 0.6), (0.8, 0.9), (0.5, 0.9)], start=1):
+        probs = torch.tensor([[p, 1 - p] for p in largest])
+        state, going = policy.read(DraftStep(depth, probs.log(), probs, probs), state)
+        assert going.tolist() == [True, True]
+        state, _ = policy.step(DraftStep(depth, probs.log(), probs, probs, torch.zeros(2, dtype=torch.long)), state)
+    assert policy.sent(torch.tensor([3, 3]), state).tolist() == [2, 2]
+    assert policy.sent(torch.tensor([3, 1]), state).tolist() == [3, 1]
+
+
+def test_the_budget_is_what_paid_in_earlier_rounds():
+    """By the assumed acceptance a token costs more than it brings from some depth on; there is none where no block pays."""
+    live = torch.ones(2, dtype=torch.bool)
+    for column_cost, expected in ((0.0, 6), (0.3, 4), (0.5, 2)):
+        policy = budget_policy(most=3, column_cost=column_cost, cost_ratio=0.05)
+        state, going = policy.begin(live, policy.init(2, live.device))
+        paying = sum(0.7**k > 1.2 * column_cost for k in (1, 2, 3)) * 2
+        assert state["budget"].tolist() == [paying] * 2 == [expected] * 2 and going.tolist() == [True, True]
+    assert budget_policy(most=3, cost_ratio=2.0).begin(live, policy.init(2, live.device))[1].tolist() == [False, False]
+
+
 # -- what a block costs -----------------------------------------------------------------------------------------------
 
 
@@ -286,7 +349,7 @@ def test_a_block_is_paid_for_once_by_every_rule_that_weighs_costs():
     assert batch._costs(batch.init(2, torch.device("cpu")))[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
 
 
-def test_a_drafts_own_confidence_head_is_read():
+def test_a_drafts_own_confidence_head_is_read(tmp_path):
     target = tiny_llama(32, 3, 1, torch.float64)
     pair = ModelPair(target, tiny_block(target, "dspark"), costs="assumed")
     estimator = BlockEstimator().bind(pair)
@@ -296,6 +359,13 @@ def test_a_drafts_own_confidence_head_is_read():
     head = pair.draft.confidence_head.proj
     expected = torch.sigmoid(hidden @ head.weight[0] + head.bias)
     assert torch.allclose(estimator.position_prob(step).double(), expected, atol=1e-6)
+    Calibration({"position": ByDepth((1.0, 2.0), (0.0, 0.5))}).save(tmp_path)
+    calibrated = BlockEstimator(calibration=str(tmp_path / FILE)).bind(pair)
+    for depth, logits in ((1, expected.logit()), (2, 2 * expected.logit() + 0.5)):
+        again = calibrated.position_prob(replace(step, depth=depth)).double()
+        assert torch.allclose(again, torch.sigmoid(logits), atol=1e-6)
+    with pytest.raises(InputError, match="expected one of the draft's own confidence head"):
+        BlockEstimator(calibration=str(tmp_path / FILE)).bind(block_pair())
     method = config.method("block_draft_rate")
     for generation in decode(pair, ragged_prompts(4), method, Sampling(max_new_tokens=8)):
         assert generation.error is None

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from toolkit.integrations.custom_generate import custom_generate as custom_gener
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.stopping.base import in_context
-from toolkit.types import DraftStep
+from toolkit.types import DraftStep, RoundCounts
 
 
 @checked
@@ -59,24 +58,6 @@ def assistant(
     if type(built.proposer) is not ChainProposer:
         raise InputError(f"transformers verifies chains: expected a method that drafts them, got {built.name}")
     return StoppedDraft(draft, built.policy, built.min_drafted, built.max_drafted)
-
-
-@dataclass(frozen=True)
-class AssistedRound:
-    """A round and its verdict, as policies ask for them (`Drafted`, `Verified`); [1] each."""
-
-    num_drafted: Tensor
-    length: Tensor
-
-    @property
-    def num_calls(self) -> Tensor:
-        """One forward pass per drafted token."""
-        return self.num_drafted
-
-    @property
-    def num_nodes(self) -> int:
-        """The tokens of the only row."""
-        return int(self.num_drafted)
 
 
 class StoppedDraft:
@@ -128,8 +109,8 @@ class StoppedDraft:
         if kwargs.get("past_key_values") is None:
             self._state = self.policy.init(1, device)
         else:  # every round adds what it accepted and one token more
-            accepted = min(max(length - self._text - 1, 0), self._drafted)
-            outcome = AssistedRound(*(torch.tensor([n], device=device) for n in (self._drafted, accepted)))
+            drafted, accepted = self._drafted, min(max(length - self._text - 1, 0), self._drafted)
+            outcome = RoundCounts(*(torch.tensor([n], device=device) for n in (drafted, drafted, accepted)))
             self._state = self.policy.observe(outcome, outcome, self._state)
         live = torch.ones(1, dtype=torch.bool, device=device)
         self._state = in_context(self.policy, self._state, torch.tensor([length], device=device))

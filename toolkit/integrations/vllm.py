@@ -34,7 +34,7 @@ from toolkit.decoding.proposers.base import where_active
 from toolkit.errors import unknown_name
 from toolkit.stopping import Bounded, LookupRate
 from toolkit.stopping.base import State
-from toolkit.trace.replay import Sent, VerifiedLengths
+from toolkit.types import RoundCounts
 
 MOST_TEXTS = 65_536  # that are remembered; the oldest are forgotten
 OF_PROPOSER = ("max_match", "min_match", "responses")
@@ -110,7 +110,8 @@ class Copies:
                 state[name][row] = value
         drafted = torch.tensor([entry.num_drafted if entry else 0 for entry in entries])
         accepted = torch.minimum(torch.tensor(num_newest) - 1, drafted)
-        observed = self.policy.observe(Sent(drafted, torch.zeros_like(drafted)), VerifiedLengths(accepted), state)
+        counts = RoundCounts(drafted, torch.zeros_like(drafted), accepted)
+        observed = self.policy.observe(counts, counts, state)
         return where_active(observed, state, torch.tensor([entry is not None for entry in entries]))
 
 

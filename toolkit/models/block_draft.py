@@ -31,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import GenerationConfig
 from transformers.models.qwen3 import modeling_qwen3
 
-from toolkit.models.reduced import ReducedOutput
+from toolkit.models.reduced import ReducedOutput, WithReducedOutput
 
 Context = Sequence[tuple[Tensor, Tensor]]  # keys and values [b, heads, S, head size] of every layer
 
@@ -88,7 +88,7 @@ class ConfidenceHead(nn.Module):
         return logits
 
 
-class BlockDraft(modeling_qwen3.Qwen3PreTrainedModel):
+class BlockDraft(WithReducedOutput, modeling_qwen3.Qwen3PreTrainedModel):
     """One DFlash or DSpark draft.
 
     config    of its layers, Qwen-3's; `vocab_size` is the target's V
@@ -118,15 +118,6 @@ class BlockDraft(modeling_qwen3.Qwen3PreTrainedModel):
         self.confidence_head = ConfidenceHead(reads) if settings.enable_confidence_head else None
         self.generation_config = GenerationConfig()
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, output: nn.Module) -> None:
-        self.lm_head = output
 
     def context(self, target_states: Tensor, positions: Tensor) -> Context:
         """Keys and values of a text from the target's states [b, S, W] at positions [b, S]."""

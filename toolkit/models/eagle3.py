@@ -37,7 +37,7 @@ from toolkit.engine.hf import attention_reaches
 from toolkit.errors import InputError, warn
 from toolkit.models.draft_formats import CONFIG, EAGLE3, FLAGS, LAYER_IDS, eagle3_config, read_layers, read_weights
 from toolkit.models.draft_formats import is_eagle3 as is_eagle3
-from toolkit.models.reduced import ReducedOutput
+from toolkit.models.reduced import ReducedOutput, WithReducedOutput
 
 WEIGHTS = "model.safetensors"
 FAMILIES: dict[str, tuple[Any, Any, Any]] = {
@@ -53,7 +53,7 @@ KNOWN = {*FLAGS, LAYER_IDS, "speculators_model_type", "architectures", "transfor
 ROPES = ("default", "linear", "llama3", "yarn")
 
 
-class Eagle3(modeling_llama.LlamaPreTrainedModel):
+class Eagle3(WithReducedOutput, modeling_llama.LlamaPreTrainedModel):
     """One EAGLE-3 draft.
 
     config         of its decoder layer; `vocab_size` is the target's V
@@ -96,15 +96,6 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         self.lm_head = ReducedOutput(nn.Linear(width, len(kept), bias=False), kept, self.output_size)
         self.generation_config = GenerationConfig()
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, output: nn.Module) -> None:
-        self.lm_head = output
 
     def projected(self, target_states: Tensor) -> Tensor:
         """The target's states [..., W] at the draft's width [..., D]."""

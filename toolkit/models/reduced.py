@@ -73,6 +73,22 @@ class ReducedOutput(nn.Module):
         return logits.new_full((*logits.shape[:-1], self.size), -torch.inf).index_copy(-1, self.kept, logits)
 
 
+class WithReducedOutput:
+    """What transformers asks of a draft of our own classes, with its embeddings and rows."""
+
+    embed_tokens: nn.Module
+    lm_head: nn.Module
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, output: nn.Module) -> None:
+        self.lm_head = output
+
+
 def _scatter(model: Any, args: Any, output: Any) -> Any:
     """The hook of a model with a reduced vocabulary: it returns logits [..., V]."""
     layer = model.get_output_embeddings()

@@ -109,7 +109,7 @@ def _make_legible(drawn: Any) -> None:
 @cache
 def _families(signs: frozenset[str]) -> tuple[str, ...]:
     """Installed fonts that have the signs which the usual one lacks, as few as there need be; warns of what none has."""
-    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+    from matplotlib.font_manager import FontProperties, findfont, get_font
 
     def signs_in(path: str) -> set[str]:
         return {sign for sign in missing if ord(sign) in get_font(path).get_charmap()}
@@ -117,12 +117,29 @@ def _families(signs: frozenset[str]) -> tuple[str, ...]:
     missing = set(signs)
     missing -= signs_in(findfont(FontProperties()))
     families: list[str] = []
-    for entry in fontManager.ttflist:
-        if missing and not entry.name.startswith(PLACEHOLDERS) and (there := signs_in(entry.fname)):
-            families.append(entry.name)
-            missing -= there
+    for font in _fonts():
+        if not missing:
+            break
+        if not font.name.startswith(PLACEHOLDERS) and (present := signs_in(font.fname)):
+            families.append(font.name)
+            missing -= present
     if missing:
         warn(
-            f"figures: no installed font has {''.join(sorted(missing))}, boxes are drawn; install one, as fonts-noto-cjk"
+            f"figures: no installed font has {''.join(sorted(missing))}, boxes are drawn; install one, as fonts-noto-core or "
+            "(Chinese, Japanese, Korean) fonts-noto-cjk"
         )
     return tuple(families)
+
+
+def _fonts() -> Iterator[Any]:
+    """The fonts of matplotlib's kept list, then those that were installed since it was written."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    listed = [*fontManager.ttflist]
+    yield from listed
+    for path in sorted({*findSystemFonts()} - {font.fname for font in listed}):
+        try:
+            fontManager.addfont(path)
+        except (OSError, RuntimeError):  # a file that is no font: matplotlib passes over it, too
+            continue
+        yield fontManager.ttflist[-1]

@@ -5,6 +5,7 @@ from toolkit.stopping.always import Always
 from toolkit.stopping.base import State, StoppingPolicy, Thresholded
 from toolkit.stopping.batch_rate import BatchRate
 from toolkit.stopping.best_source import BestSource
+from toolkit.stopping.block_budget import BlockBudget
 from toolkit.stopping.block_draft_rate import BlockDraftRate
 from toolkit.stopping.bounded import Bounded
 from toolkit.stopping.confidence import Confidence
@@ -24,6 +25,7 @@ __all__ = [
     "Always",
     "BatchRate",
     "BestSource",
+    "BlockBudget",
     "BlockDraftRate",
     "Bounded",
     "Confidence",

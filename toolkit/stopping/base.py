@@ -96,6 +96,13 @@ class StoppingPolicy:
         """
         return state, available
 
+    def sent(self, num_drafted: Tensor, state: State) -> Tensor:
+        """How many of the drafted tokens [B] go to the target, once all rows have drafted. Asked only if `couples_rows`.
+
+        Whether position k is among them may depend on nothing that was drawn at k or later in its row.
+        """
+        return num_drafted
+
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         """Learn from the target's verdict and be ready for the next round: the new state."""
         return state

@@ -95,5 +95,8 @@ class Bounded(StoppingPolicy):
     def foresee(self, step: Step) -> Tensor | None:
         return self.policy.foresee(step)
 
+    def sent(self, num_drafted: Tensor, state: State) -> Tensor:
+        return torch.maximum(self.policy.sent(num_drafted, state), num_drafted.clamp(max=self.min_drafted))
+
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         return self.policy.observe(proposal, verdict, state)

@@ -37,9 +37,9 @@ def coupled_error(
         drawn = math.prod(table.probability(table.q, draft) for table, draft in zip(rows, drafts, strict=True))
         if drawn == 0:
             continue
-        length = _coupled_length(policy, rows, drafts, state)
-        lengths.add(length)
-        outs = [_emitted(rule, table, draft[:length]) for table, draft in zip(rows, drafts, strict=True)]
+        sent = _sent(policy, rows, drafts, state)
+        lengths.update(sent)
+        outs = [_emitted(rule, table, draft[:n]) for table, draft, n in zip(rows, drafts, sent, strict=True)]
         for texts in product(*outs):
             mass = drawn * math.prod(out[text] for out, text in zip(outs, texts, strict=True))
             joint[texts] = joint.get(texts, 0.0) + mass
@@ -50,20 +50,25 @@ def coupled_error(
     return error, lengths
 
 
-def _coupled_length(
+def _sent(
     policy: StoppingPolicy, rows: Sequence[PrefixTables], drafts: Sequence[tuple[int, ...]], state: State
-) -> int:
-    """How many of these drafted tokens a policy that decides for all rows together sends to the target."""
+) -> list[int]:
+    """How many of each row's drafted tokens a policy that decides for all rows together sends to the target."""
     live = torch.ones(len(rows), dtype=torch.bool)
     state, going = policy.begin(live, state)
-    length = 0
-    while bool(going.all()) and length < rows[0].depth:
-        probs = torch.stack([table.q[draft[:length]] for table, draft in zip(rows, drafts, strict=True)])
-        tokens = torch.tensor([draft[length] for draft in drafts])
-        length += 1
-        state, going = policy.step(DraftStep(length, probs.log(), probs, probs[:, :0], tokens, live), state)
-    assert bool(going.all()) or not bool(going.any()), "the rows of a batch go on or stop together"
-    return length
+    drafted = torch.zeros(len(rows), dtype=torch.long)
+    for depth in range(rows[0].depth):
+        probs = torch.stack([table.q[draft[:depth]] for table, draft in zip(rows, drafts, strict=True)])
+        step = DraftStep(depth + 1, probs.log(), probs, probs[:, :0], live=live)
+        if policy.reads and bool(going.all()):
+            state, going = policy.read(step, state)
+        assert bool(going.all()) or not bool(going.any()), "the rows of a batch go on or stop together"
+        if not bool(going.all()):
+            break
+        drafted += 1
+        step.tokens = torch.tensor([draft[depth] for draft in drafts])
+        state, going = policy.step(step, state)
+    return policy.sent(drafted, state).tolist()
 
 
 def _emitted(rule: PathRule, table: PrefixTables, drafted: tuple[int, ...]) -> dict[tuple[int, ...], float]:

@@ -184,11 +184,14 @@ class DraftedRound:
 def _every_round(
     policy: StoppingPolicy, proposer: TextProposer, draft: TabularModel, state: State, most: int, order: int
 ) -> list[DraftedRound]:
-    """The round of every combination of uniforms; each is a row of one batch, or alone where rows decide together."""
+    """The round of every combination of uniforms; each is a row of one batch, or beside a neighbour where rows decide together.
+
+    The neighbour draws the same in all of them.
+    """
     every = list(product([(part + 0.5) / PARTS for part in range(PARTS)], repeat=most))
     size, rounds, context = 1 if policy.couples_rows else len(every), list[DraftedRound](), _context(order)
     for first in range(0, len(every), size):
-        uniforms = every[first : first + size]
+        uniforms = every[first : first + size] + every[len(every) // 3 :][: policy.couples_rows]
         session = open_session(draft, len(uniforms), len(context) + most + 1)
         unread = torch.tensor([context] * len(uniforms)), [len(context)] * len(uniforms)
         drawn = DraftContext(
@@ -206,7 +209,7 @@ def _every_round(
         )
         states = {key: value.repeat_interleave(len(uniforms), 0) for key, value in state.items()}
         proposal, _ = proposer.propose(drawn, policy, states)
-        for row, values in enumerate(uniforms):
+        for row, values in enumerate(uniforms[:size]):
             sent = int(proposal.num_drafted[row])
             rounds.append(DraftedRound(values, proposal.tokens[row, :sent], proposal.draft_probs[row, :sent]))
     return rounds
@@ -257,7 +260,7 @@ def _error(rounds: Sequence[DraftedRound], target: TabularModel, most: int, orde
     shares = Counter(tuple(drafted.tokens.tolist()) for drafted in rounds)
     for drafted in {tuple(drafted.tokens.tolist()): drafted for drafted in rounds}.values():
         tokens = drafted.tokens.tolist()
-        lengths, residuals = rule.distribution(target.probs[rows(tokens)], drafted.q, drafted.tokens)
+        lengths, residuals = rule.distribution(target.probs[rows(tokens)], drafted.q.expand(-1, 2), drafted.tokens)
         for text, length in product(texts, range(len(tokens) + 1)):
             if list(text[:length]) == tokens[:length]:
                 mass = float(lengths[length] * residuals[length, text[length]]) * probability(text, length + 1)

@@ -25,6 +25,10 @@ look-ahead can do better, so this is the upper bound that policies are compared 
 drafting on also buys the right to decide again. A price below lambda c makes up for much of that; docs/log.md has numbers.
 `at_price` replays one price, and sweeps try many. `solve` keeps the best price that its iteration meets.
 
+Of a **block** the draft forward is paid for once. The policy then knows the whole block with its tokens, before it is drafted:
+it is drafted iff the best number of its positions is worth more than lambda c, beyond lambda times the price of their columns.
+No policy knows that much, so it stays a bound.
+
 Shapes: N produced tokens of a text, P positions, M most tokens of a round, G policies.
 """
 
@@ -144,11 +148,16 @@ def best_fixed(trace: Trace, cost_ratio: float, most: int | None = None) -> tupl
     return best, by_length[best]
 
 
-def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> Solved:
-    """The policy that knows p and q, but not the acceptance draws. Raises InputError if the trace does not hold them."""
+def true_probability(
+    trace: Trace, cost_ratio: float, min_drafted: int = 0, columns: Sequence[float] | None = None
+) -> Solved:
+    """The policy that knows p and q, but not the acceptance draws. Raises InputError if the trace does not hold them.
+
+    columns  of blocks: what the target forward costs more for each position in turn [M], in its own passes; None: nothing
+    """
     geometry = Geometry.of(trace)
     worth, possible = known_worth(trace, geometry)
-    return solve(trace, geometry, worth, possible, cost_ratio, min_drafted)
+    return solve(trace, geometry, worth, possible, cost_ratio, min_drafted, columns=columns)
 
 
 def at_price(trace: Trace, price: float, min_drafted: int = 0) -> Replayed:
@@ -198,18 +207,23 @@ def solve(
     cost_ratio: float,
     min_drafted: int = 0,
     start_counts: bool = True,
+    columns: Sequence[float] | None = None,
 ) -> Solved:
     """The best price met on the way to the fixed point of "draft another while its worth exceeds lambda c".
 
     Starts at lambda = 1. The fixed point itself can be up to 3 % worse: see docs/log.md.
     worth [M + 1, P]: after 0, 1, ... drafted tokens, the probability that the next one enters the text.
     start_counts  whether lambda = 1 may be the best: for a bound it may, but it is no lambda to decode with
+    columns       as in `true_probability`
     """
     rate, best = 1.0, None
+    extra = torch.zeros(trace.max_drafted) if columns is None else torch.tensor(list(columns))
+    read = torch.nn.functional.pad(extra.double().cumsum(0), (1, 0)).numpy()
     for step in range(50):
-        price = 0.0 if trace.blocks else rate * cost_ratio  # what one token more costs: of a block nothing
-        replayed = play(trace, geometry, worth, possible, price, min_drafted)
-        reached = metrics.throughput(replayed.total, cost_ratio)
+        replayed = play(trace, geometry, worth, possible, rate * cost_ratio, min_drafted, rate * extra)
+        total = replayed.total
+        spent = metrics.cost(total.num_draft_calls, total.num_target_calls, cost_ratio) + replayed.lengths @ read
+        reached = float(total.num_generated / spent)
         settled = abs(reached - rate) < 1e-9
         if (start_counts or step or settled) and (best is None or reached > best.rate):
             best = Solved(reached, rate, replayed)
@@ -221,9 +235,25 @@ def solve(
 
 
 def play(
-    trace: Trace, geometry: Geometry, worth: Tensor, possible: Tensor, price: float, min_drafted: int = 0
+    trace: Trace,
+    geometry: Geometry,
+    worth: Tensor,
+    possible: Tensor,
+    price: float,
+    min_drafted: int = 0,
+    columns: Tensor | None = None,
 ) -> Replayed:
-    """What "draft another while its worth [M + 1, P] reaches the price" counts; at least `min_drafted` in a round."""
-    lengths = first_below(worth, possible + 1, torch.tensor([price]), min_drafted + 1) - 1
-    (replayed,) = walk(trace, geometry, lengths, trace.calls(lengths))
+    """What "draft another while its worth [M + 1, P] reaches the price" counts; at least `min_drafted` in a round.
+
+    Of blocks: "draft one if the best number of its positions reaches the price, beyond that of their columns [M]".
+    """
+    if trace.blocks:
+        prices = torch.zeros(trace.max_drafted) if columns is None else columns
+        gains = torch.nn.functional.pad((worth[:-1] - prices.unsqueeze(1)).cumsum(0), (0, 0, 1, 0))
+        beyond = torch.arange(len(gains)).unsqueeze(1) > possible
+        gain, lengths = gains.masked_fill(beyond, -torch.inf).max(0)
+        lengths = torch.where(gain >= price, lengths, 0).clamp(min=min_drafted).minimum(possible)
+    else:
+        lengths = first_below(worth, possible + 1, torch.tensor([price]), min_drafted + 1)[0] - 1
+    (replayed,) = walk(trace, geometry, lengths.unsqueeze(0), trace.calls(lengths).unsqueeze(0))
     return replayed

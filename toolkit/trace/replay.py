@@ -28,7 +28,7 @@ from toolkit.stopping.base import State
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
 from toolkit.trace.steps import Geometry, RecordedStep, step_at
-from toolkit.types import Counts
+from toolkit.types import Counts, RoundCounts
 
 GROUP = 50  # policies walked together
 
@@ -72,25 +72,6 @@ class Replayed:
         return Counts(**{name: int(values.sum()) for name, values in self.counts.items()})
 
 
-@dataclass(frozen=True)
-class Sent:
-    """What `observe` may ask of a Proposal."""
-
-    num_drafted: Tensor
-    num_calls: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return int(self.num_drafted.max())
-
-
-@dataclass(frozen=True)
-class VerifiedLengths:
-    """What `observe` may ask of a Verdict."""
-
-    length: Tensor
-
-
 def draft(
     trace: Trace | Copies,
     geometry: Geometry,
@@ -129,7 +110,7 @@ def draft(
         # Not after an end of text, nor beyond the length limit.
         _, following = step_at(trace, geometry, starts, depth + 1)
         drafting = drafting & go_on & following & (geometry.room[starts] > depth)
-    return num_drafted, num_calls, state
+    return policy.sent(num_drafted, state), num_calls, state
 
 
 def replay(trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None = None) -> Replayed:
@@ -194,7 +175,8 @@ def replay_rounds(
             by_draft = num_calls > 0
             num_drafted = torch.where(by_draft, num_drafted, num_copied)
             accepted = torch.where(by_draft, accepted, agreeing)
-        observed = policy.observe(Sent(num_drafted, num_calls), VerifiedLengths(accepted), drafted_state)
+        counts = RoundCounts(num_drafted, num_calls, accepted)
+        observed = policy.observe(counts, counts, drafted_state)
         state = where_active(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
         text = torch.searchsorted(trace.text_first, starts, right=True) - 1

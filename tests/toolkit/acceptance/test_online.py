@@ -13,8 +13,7 @@ from toolkit.config import method
 from toolkit.decoding import Sampling, decode
 from toolkit.stopping import Bounded, OnlineRate
 from toolkit.trace.record import Recorder
-from toolkit.trace.replay import Sent, VerifiedLengths
-from toolkit.types import DraftStep
+from toolkit.types import DraftStep, RoundCounts
 
 CPU = torch.device("cpu")
 ROUNDS = [([2.0, 1.0, -0.5], 1), ([0.3, 3.0], 2), ([1.0], 0), ([4.0, 4.0, 4.0, 4.0], 3)]  # log odds, accepted
@@ -52,7 +51,8 @@ def test_the_weights_follow_the_verdicts_and_each_row_has_its_own():
         for depth, value in enumerate(odds, start=1):
             state, _ = policy.step(step_of([value, value], depth), state)
         drafted, length = torch.tensor([len(odds), 0]), torch.tensor([accepted, 0])
-        state = policy.observe(Sent(drafted, drafted), VerifiedLengths(length), state)
+        counts = RoundCounts(drafted, drafted, length)
+        state = policy.observe(counts, counts, state)
     slope, intercepts = slow(ROUNDS, 4, 1.5)
     assert float(state["slope"][0]) == pytest.approx(slope, abs=1e-5)
     assert state["intercepts"][0].tolist() == pytest.approx(intercepts, abs=1e-5)

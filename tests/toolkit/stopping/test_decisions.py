@@ -37,6 +37,7 @@ SAYS = {  # limit, reads, uses_history, reads_states, needs_draft_model, couples
     "batch_rate": (None, False, True, True, True, True),
     "batch_rate_confidence": (None, False, True, True, True, True),
     "best_source": (None, False, True, True, True, False),
+    "block_budget": (None, True, True, True, True, True),
     "block_draft_rate": (None, True, True, True, True, False),
     "confidence": (None, False, False, False, True, False),
     "dynamic_confidence": (None, False, True, False, True, False),

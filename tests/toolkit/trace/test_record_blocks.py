@@ -15,7 +15,7 @@ from toolkit.stopping import Bounded, Fixed
 from toolkit.testing import ragged_prompts, tiny_llama
 from toolkit.testing.blocks import tiny_block
 from toolkit.trace import Trace, join
-from toolkit.trace.bounds import best_fixed, true_probability
+from toolkit.trace.bounds import at_price, best_fixed, true_probability
 from toolkit.trace.record_by_start import StartRecorder, depth_that_pays
 from toolkit.trace.replay import by_starts, replay
 from toolkit.trace.steps import Geometry, step_at
@@ -120,7 +120,26 @@ def test_files_and_joins_know_that_a_round_costs_one_forward_pass(tmp_path):
         assert other.blocks and other.max_drafted == 4
         replayed = by_starts(other, Bounded(Fixed(3), 1, 3))
         assert 0 < replayed.total.num_draft_calls <= replayed.total.num_target_calls < replayed.total.num_drafted
-    assert best_fixed(trace, 0.2)[0] == 4 and true_probability(trace, 0.2).rate >= 1, "the whole block, or more"
+    assert best_fixed(trace, 0.2)[0] == 4
+
+
+def test_the_upper_bound_pays_for_a_block_once_and_for_columns_by_position():
+    """At any price about the best fixed length or more; where a block is too expensive, autoregressive decoding."""
+    pair, sampling = pair_of("dspark"), Sampling(max_new_tokens=LENGTH, seed=4)
+    trace = StartRecorder(pair, sampling, 20, upper_bound=True).record(texts_of(pair, 3, sampling), [0, 1, 2])
+    fixed = [by_starts(trace, Bounded(Fixed(k), min(k, 1), k)) for k in range(5)]
+    for block, column in ((0.0, 0.0), (0.2, 0.0), (0.2, 0.05), (0.05, 0.2), (0.6, 0.1)):
+
+        def rate(replayed, block=block, column=column):
+            total = replayed.total
+            spent = total.num_target_calls + block * total.num_draft_calls + column * total.num_drafted
+            return total.num_generated / spent
+
+        bound = true_probability(trace, block, columns=[column] * 4)
+        assert bound.rate == pytest.approx(rate(bound.replayed)) and bound.rate >= 0.97 * max(map(rate, fixed))
+    assert true_probability(trace, 3.0).replayed.total.num_drafted == 0
+    assert true_probability(trace, 0.0).replayed.total.num_drafted == fixed[4].total.num_drafted
+    assert at_price(trace, 1e-9).total == fixed[4].total
 
 
 def test_the_depth_that_pays_is_at_most_a_block():

@@ -6,6 +6,9 @@ position k is sent depends on q_k, states and the tokens before it, never on its
 afterwards would replace dropped tokens by draws from p, and the text would no longer follow p
 (`toolkit.testing.check_anticipation`).
 
+A policy that ranks the positions of all rows (`StoppingPolicy.sent`) sees whole blocks. It may send fewer tokens than were
+drawn, where the choice is the one that would have been made position by position.
+
 DFlash's q_k is the same whatever is drawn before it. DSpark's depends on the token before.
 """
 

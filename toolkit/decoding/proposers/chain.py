@@ -75,6 +75,9 @@ class ChainProposer(TextProposer):
             if seen is not None:
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
         longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
+        if longest and policy.couples_rows:
+            num_drafted = policy.sent(num_drafted, state)
+            longest = min(longest, int(num_drafted.max()))
         if not longest:
             return empty_proposal(num_calls, numbers.valid()), state
         drawn_tokens, probs = torch.stack(tokens[:longest], 1), torch.stack(draft_probs[:longest], 1)
