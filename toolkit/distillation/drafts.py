@@ -24,6 +24,7 @@ from toolkit.files.text import first_line, shown
 from toolkit.models import gguf
 from toolkit.models.block_draft import BlockDraft
 from toolkit.models.block_format import save as save_block
+from toolkit.models.draft_formats import reads_target
 from toolkit.models.eagle3 import Eagle3, is_eagle3
 from toolkit.models.eagle3 import save as save_eagle3
 from toolkit.models.fingerprint import fingerprint
@@ -200,10 +201,6 @@ def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping
            of tokens that have an output row (None: all)
     """
     loss, sampling, target = config["loss"], facts["sampling"], shown(config["pair"]["target"])
-    source = config["from_pretrained"] or (None if config["kind"] else config["pair"]["draft"])
-    begun = f"`{shown(source)}`" if source and not config["shape"] else "fresh weights"
-    if config["layers"] is not None:
-        begun = f"layers of the target: {config['layers']}"
     own = {name: value for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)}
     options = ", ".join(f"{name}={value}" for name, value in own.items())
     settings = ", ".join(f"{name}={sampling[name]}" for name in ("temperature", "top_k", "top_p", "max_new_tokens"))
@@ -218,7 +215,7 @@ Proposes tokens that `{target}` verifies; it is not meant to be used by itself.
 
 | | |
 |---|---|
-| begun from | {begun} |
+| begun from | {_begun_from(config)} |
 | output rows | {"of the whole vocabulary" if rows is None else f"of {rows:,} tokens, the most frequent ones"} |
 | loss | {loss["_target_"].rpartition(".")[2]} {options} |
 | texts | {facts["texts"]} responses of the target ({settings}); share drawn from the draft itself: {config["lmbda"]} |
@@ -247,6 +244,16 @@ Use it, with FOLDER this folder and TARGET the model above:
 - Inside transformers, with `model` the target:
 
 {generate_folder.lines('draft="FOLDER"')}"""
+
+
+def _begun_from(config: Mapping[str, Any]) -> str:
+    """Whose weights a training of this config begins with."""
+    source = config["from_pretrained"]
+    if config["layers"] is not None:
+        return f"layers of the target: {config['layers']}"
+    if config["kind"] is not None and not (source and reads_target(source)):
+        return "fresh weights, with the target's embeddings and output rows"
+    return f"`{shown(source)}`" if source else f"fresh weights, {config['shape'] or 'in the shape of the draft'}"
 
 
 def _engines(kind: Mapping[str, Any] | None, rows: int | None) -> str:
