@@ -44,14 +44,15 @@ gpu: ## exactness and speed on a CUDA device in steps, into outputs/gpu/ (25 min
 gpu-check: ## exactness on a CUDA device alone
 	$(PYTHON) -m benchmarks.gpu exactness $(ARGS)
 
-examples: $(READY) ## the scripts of examples/ on the toy pair (8 minutes)
-	PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONPATH=. $(SHELL) -ec 'for script in examples/custom_generate.py examples/policy.py; do python $$script; done; \
-		for script in examples/head.sh examples/draft.sh; do bash $$script; done'
+examples: $(READY) ## the examples/ on the toy pair (12 minutes)
+	PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONPATH=. $(SHELL) -ec 'python examples/run_notebook.py examples/first_look.ipynb; \
+		for script in custom_generate policy; do python examples/$$script.py; done; \
+		for script in head draft need_a_head; do bash examples/$$script.sh; done'
 
 evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)
 	$(RUN) -m benchmarks.evidence $(ARGS)
 
-real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions); 3 to 4 hours
+real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions; ARGS="--help"); an hour and a half
 	OMP_WAIT_POLICY=PASSIVE $(RUN) -m benchmarks.real $(if $(DATA),--data $(DATA)) $(ARGS)
 
 engines: $(READY) ## vLLM and llama.cpp beside this package, count for count, into outputs/engines/ (3.4 GB of environments first; ARGS="--help")

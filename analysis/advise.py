@@ -1,7 +1,7 @@
 """python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far?
 
-pair=...              by replay at the costs of this machine, of another one or of a file (`analysis.loads.advice`)
-responses=FILE.jsonl  from an engine's own counts; no model is loaded (`analysis.loads.observed`)
+With pair=... recordings are replayed at the costs of this machine, of another one or of a file (`analysis.loads.advice`). With
+responses=FILE.jsonl an engine's own counts are read, and no model is loaded (`analysis.loads.observed`).
 """
 
 from __future__ import annotations

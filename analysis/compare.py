@@ -155,14 +155,14 @@ def _decode(
         return
     for setting in settings:  # first calls load and allocate
         for _ in range(cfg.warmup):
-            _one(context, setting, groups[0])
+            _decoded(context, setting, groups[0])
     idle = meter.measure_idle(cfg.idle_seconds) if cfg.idle_seconds else None
     for number in tqdm(missing, desc="compare", unit="group"):
         turns = [*settings[number % len(settings) :], *settings[: number % len(settings)]]
         records = {}
         for setting in turns:
             with meter:
-                decoded = _one(context, setting, groups[number])
+                decoded = _decoded(context, setting, groups[number])
             records[setting.name] = {
                 "seconds": meter.energy.seconds,
                 "energy": asdict(meter.energy),
@@ -172,7 +172,7 @@ def _decode(
         write_json(parts[number], {"idle_watts": idle, "settings": records})
 
 
-def _one(context: SweepContext, setting: Setting, group: range) -> Decoded:
+def _decoded(context: SweepContext, setting: Setting, group: range) -> Decoded:
     """One setting decodes one group, each prompt with the random stream it has everywhere."""
     sampling: Sampling = context.sampling
     prompts = [context.prompts[i].content for i in group]

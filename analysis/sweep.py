@@ -169,10 +169,10 @@ class Work:
         if rows is None and setting.method == PLAIN:
             with self._alone():
                 rows = _read_rows(path)  # another process may have made them
-                return self._made(setting, progress) if rows is None else rows
-        return self._made(setting, progress) if rows is None else rows
+                return self._scored(setting, progress) if rows is None else rows
+        return self._scored(setting, progress) if rows is None else rows
 
-    def _made(self, setting: Setting, progress: _Progress) -> pd.DataFrame:
+    def _scored(self, setting: Setting, progress: _Progress) -> pd.DataFrame:
         """A setting's rows by the oracle, from the recording or decoded, and written."""
         if setting.method == ORACLE:
             rows = self.context.score_oracle(setting, self._responses(), progress.round_done)

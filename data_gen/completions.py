@@ -42,7 +42,7 @@ EXACT = {
     "return_token_ids": True, "skip_special_tokens": True, "ignore_eos": False, "min_tokens": 0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }  # fmt: skip
-OURS = ("model", "prompt", "n", "stream", "echo", "seed", "max_tokens", "generation_config", *NEUTRAL)
+OURS = ("model", "prompt", "n", "stream", "echo", "max_tokens", "generation_config", *NEUTRAL)
 FIELDS = {"openai": ("temperature", "top_p", "stop")}  # that an engine has a word for; others have one for all
 ALL_TOKENS = {"vllm": 0, "sglang": -1}  # a top-k that keeps all tokens
 SEEDS = 2**31  # engines take 32 bits
@@ -309,7 +309,7 @@ class Completions(Endpoint):
 
     keys.engine   one of vllm, sglang (prompts go as token ids, and tokens come back), openai (ids, and texts come back) and
                   transformers (texts both ways, which hold the stop string that ended them)
-    keys.request  further keys of every request, null takes one out
+    keys.request  further keys of every request, null takes one out: one of neutral value, or the seed of every row
     unknown_keys  left out, for it does not know them; None: it does not list what it knows
     """
 
@@ -329,6 +329,11 @@ class Completions(Endpoint):
         for name, value in keys.request.items():
             if name in OURS and (value is not None or name in changed or name not in NEUTRAL):
                 raise InputError(f"served.request.{name}: said by model, prompts and sampling; leave it out")
+        if keys.request.get("seed") is not None:
+            raise InputError(
+                "served.request.seed: every row has one, of sampling.seed: expected null, which sends none"
+            )
+        self.seeded = "seed" not in keys.request
         ends = list(self.ends)
         self._generation: dict[str, Any] = {"do_sample": sampling.temperature > 0}  # in the words of transformers
         if sampling.temperature > 0:
@@ -354,7 +359,7 @@ class Completions(Endpoint):
         if models and self.model not in models and self.engine in ALL_TOKENS:
             self.left_out = f"it serves {', '.join(models)}: expected served.model={self.model}"
         if keys:
-            self.unknown_keys = sorted({"prompt", "max_tokens", "seed", *self.fields} - keys)
+            self.unknown_keys = sorted({"prompt", "max_tokens", *(["seed"] * self.seeded), *self.fields} - keys)
             if needed := [key for key in self.unknown_keys if key not in self._needless]:
                 self.left_out = f"it does not know {', '.join(needed)} (its openapi.json): another served.engine?"
 
@@ -400,8 +405,9 @@ class Completions(Endpoint):
 
     def complete(self, request: CompletionRequest) -> Completion:
         """The answer to one try. Raises as `send` and `read` do, and InputError if no text is encoded to the prompt."""
-        seed = int(content_hash([self.sampling.seed, request.row], 16), 16) % SEEDS
-        body = {"prompt": request.prompt_ids, "max_tokens": request.max_tokens, "seed": seed, **self.fields}
+        body = {"prompt": request.prompt_ids, "max_tokens": request.max_tokens, **self.fields}
+        if self.seeded:
+            body["seed"] = int(content_hash([self.sampling.seed, request.row], 16), 16) % SEEDS
         if self.engine == "transformers":
             body["prompt"] = self._text(request.prompt_ids)
             body["generation_config"] = json.dumps({"max_new_tokens": request.max_tokens, **self._generation})

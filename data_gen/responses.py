@@ -46,7 +46,10 @@ from toolkit.sampling import Sampling
 from toolkit.types import Generation
 
 IGNORED = (*RANKS, "endpoints", "served")
-SEEDS = "the engine's own random numbers, asked for with a seed per row: they are not those of decoding here"
+SEEDS = {
+    True: "the engine's own random numbers, asked for with a seed per row: they are not those of decoding here",
+    False: "the engine's own random numbers, without a seed (served.request.seed=null): another run draws other ones",
+}
 TURNS = 2  # of a row, among the endpoints
 
 
@@ -86,8 +89,11 @@ def run(cfg: commands.Responses) -> Path:
     if all_there(stage, paths, cfg):
         with joining(stage) as last:
             if last:
-                target_facts = {} if cfg.endpoints else Weights.of(pair.target).facts("target")
-                _finish(stage, prompts, job, len(shards), {"sampling": asdict(sampling), **target_facts})
+                if cfg.endpoints:
+                    about_target: dict[str, Any] = {"served": {"seeds": SEEDS["seed" not in cfg.served.request]}}
+                else:
+                    about_target = Weights.of(pair.target).facts("target")
+                _finish(stage, prompts, job, len(shards), {"sampling": asdict(sampling), **about_target})
     return stage.folder
 
 
@@ -235,7 +241,7 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, fact
         for name, numbers in header.get("served", {}).items():
             totals.setdefault(name, Counter()).update(numbers)
     if totals:
-        facts["served"] = {"seeds": SEEDS, "fields": fields, **{name: dict(total) for name, total in totals.items()}}
+        facts["served"] |= {"fields": fields, **{name: dict(total) for name, total in totals.items()}}
     stage.remove(KEPT_FOLDER)
     stage.finish(first_error=first, rows=counts, job=job, **sums, **facts)
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from data_gen.responses import read_rows
 from data_gen.shards import shard_name
+from toolkit.config.notes import Internal
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair
@@ -76,8 +77,10 @@ def read_jsonl(path: Path, sampling: Sampling) -> TargetResponses:
     return TargetResponses(rows, sampling, None, [path])
 
 
-def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool = False) -> TargetResponses:
-    """The rows of responses folders of one target and warping. same_ends: and of one limit. Raises InputError otherwise."""
+def read_responses(
+    folders: str | Path | Sequence[str | Path], same_ends: Annotated[bool, Internal()] = False
+) -> TargetResponses:
+    """The rows of responses folders of one target and warping, with `same_ends` of one limit, too. Raises InputError if not."""
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     rows: list[dict[str, Any]] = []
     samplings, targets, first_row = [], [], 0

@@ -143,15 +143,6 @@ def test_every_page_and_figure_is_shown():
     assert not [path.name for path in files if path.name not in text]
 
 
-def test_the_notebook_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cells = json.loads((DOCS / "first_look.ipynb").read_text(encoding="utf-8"))["cells"]
-    namespace = {}
-    for text in ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]:
-        exec(compile(text, "docs/first_look.ipynb", "exec"), namespace)
-    assert len(namespace["table"])
-
-
 def test_every_folder_of_the_packages_has_its_room():
     page = (ROOT / "docs" / "architecture.md").read_text()
     folders = [path.parent for package in ("toolkit", "analysis") for path in (ROOT / package).glob("*/__init__.py")]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from toolkit.models.pair import ModelPair
 
 __all__ = ["ModelPair", "__version__", "generate"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
     main("distill")
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import (
     DRAFT,
     begin,
-    blank_of,
     card_of,
     check_compact,
     draft_of,
@@ -67,10 +66,11 @@ from toolkit.models.prompts import check_token_ids
 from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
+from toolkit.runs.sources import prompts_behind
 from toolkit.runs.stage import Stage, open_stage, provenance
 from toolkit.runs.tracking import tagged
-from toolkit.training.checkpoints import BEST, LAST, check_choice, folder_of, read_checkpoint
-from toolkit.training.processes import Processes, is_first_process, is_sharded
+from toolkit.training.checkpoints import BEST, check_choice, folder_of
+from toolkit.training.processes import Processes, is_first_process
 from toolkit.training.trainer import begin_training, opened_trainer
 
 LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
@@ -169,7 +169,6 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     if "gguf" in cfg.exports:
         gguf.check_writable(draft, tokenizer, gguf.tokenizer_file(cfg.pair.target))  # before it is trained
     module = build_module(cfg, responses, data, draft, target, resumed.run_id, kind)
-    blank = blank_of(module.draft)  # before a strategy wraps it
     if checkpoint is not None:
         check_resumable(checkpoint["about"], module.about, resumed.path)
     device = torch.device(cfg.pair.get("device") or "cpu")
@@ -191,11 +190,18 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
         scores["tokens"] = round(data.states["train"].num_positions * epochs)
         if trainer.is_global_zero:
-            whole = whole_draft(cfg, stage.folder, module, blank)
-            facts = {**provenance(), "sampling": asdict(responses.sampling), "texts": data.states["train"].num_examples}
+            trained = module.draft.cpu().eval().requires_grad_(False)
+            kept = kept_tokens(trained)
+            facts = {
+                **provenance(),
+                "sampling": asdict(responses.sampling),
+                "texts": data.states["train"].num_examples,
+                "prompts": prompts_behind(responses.inputs),
+                "output_rows": None if kept is None or len(kept) == module.teacher.vocab_size else len(kept),
+            }
             card = card_of(plain(cfg), facts, scores)
             names = getattr(getattr(model, "config", None), "architectures", None) or ()
-            export_all(stage.folder, whole, rows, cfg.exports, tokenizer, card, str(cfg.pair.target), names)
+            export_all(stage.folder, trained, rows, cfg.exports, tokenizer, card, str(cfg.pair.target), names)
             if cfg.export:
                 alpha = scores["val/alpha"]
                 print(f"distill: {stage.folder / DRAFT} holds the best draft so far, of val/alpha {alpha:.4f}")
@@ -274,8 +280,6 @@ def state_reader(cfg: commands.Distill, kind: Unrolled | Blocks, target: ModelPa
             raise InputError(f"{name}: kind={own} takes none, for its draft reads the target's states; leave it out")
     if target is None:
         raise InputError(f"kind={own}: the draft reads the target's states; expected teacher.on_missing=generate")
-    if is_sharded(cfg.trainer):
-        raise InputError(f"kind={own}: expected a trainer that holds the whole draft, got trainer=fsdp")
     source = cfg.from_pretrained
     if source is not None:
         check_kind(Path(source))
@@ -348,17 +352,3 @@ def final_scores(
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
     scores["positions"] = data.states["validation"].num_positions
     return scores
-
-
-def whole_draft(cfg: commands.Distill, folder: Path, module: DraftTraining, blank: Callable[[], Any]) -> Any:
-    """The trained draft on the CPU, put together from a checkpoint where no process holds all of it.
-
-    blank  gives a model of the draft's shape
-    """
-    draft = module.draft
-    if is_sharded(cfg.trainer):
-        best = folder_of(folder) / BEST
-        state = read_checkpoint(best if best.exists() else folder_of(folder) / LAST)["state_dict"]
-        draft = blank()
-        draft.load_state_dict({name.removeprefix("draft."): value for name, value in state.items()})
-    return draft.cpu().eval().requires_grad_(False)

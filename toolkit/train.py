@@ -30,12 +30,12 @@ from toolkit.config import commands, escaped, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.runs.pipeline import expand_stages, fill_folders, plan_stages, run_stages
+from toolkit.runs.sources import prompts_behind
 from toolkit.runs.stage import Stage, open_stage, provenance, read_manifest
 from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts, tagged
 from toolkit.training.baselines import comparison, complaint, references
 from toolkit.training.checkpoints import (
     BEST,
-    LAST,
     check_choice,
     check_resumable,
     folder_of,
@@ -47,7 +47,7 @@ from toolkit.training.console import print_comparison, print_config, print_score
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.module import HeadTraining, check_metric
-from toolkit.training.processes import Processes, is_first_process, is_sharded
+from toolkit.training.processes import Processes, is_first_process
 from toolkit.training.trainer import begin_training, opened_trainer
 
 # Keys that do not determine the head. The data do, by their content.
@@ -154,8 +154,6 @@ def train(cfg: commands.Train, stage: Stage, data_folder: Path) -> None:
             callbacks: Sequence[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
             results_of = [getattr(callback, "results", {}) for callback in callbacks]
             closing = {name: value for results in results_of for name, value in results.items()}
-            if is_sharded(cfg.trainer):
-                module = build_module(cfg, data, resumed.run_id)
             scores = _write_results(cfg, stage.folder, module, data, closing)
             models = {"head": module.head, "draft": data.draft}
             _log_results(loggers, {**scores, **parameter_counts(models)}, stage.folder / DIAGRAM, trainer.global_step)
@@ -199,8 +197,6 @@ def _write_results(
 ) -> dict[str, float]:
     """Export the best state there is a checkpoint of, else the last state; returns its scores."""
     best = folder_of(folder) / BEST
-    if not best.exists() and is_sharded(cfg.trainer):
-        best = folder_of(folder) / LAST
     if best.exists():
         module.load_state_dict(read_checkpoint(best)["state_dict"])
     module.cpu().eval()
@@ -216,6 +212,7 @@ def about_head(cfg: commands.TrainsHeads, module: HeadTraining, data: ExampleDat
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),
+        "prompts": prompts_behind([data.path]),
         "w_acc": module.loss.w_acc,
         "w_rej": module.loss.w_rej,
         "seed": cfg.seed,

@@ -1,8 +1,9 @@
 """How much acceptance each multi-draft rule leaves on the table: analysis.acceptance prompts=toy_math.
 
-Along target text, with p and q at every position: the mean acceptance of each rule with K candidates, the optimum of its
-scheme, the gap (Khisti et al., arXiv:2410.18234, Table 3, for any pair), and which tree to draft at given costs. At
-temperature 0 the candidates are the draft's K most probable tokens (MCSD, arXiv:2401.06706, section 3). Files:
+Source: Khisti et al. (arXiv:2410.18234), Table 3, for any pair. Along target text, with p and q at every position, it measures
+the mean acceptance of each rule with K candidates, the optimum of its scheme, and the gap between them. It also says which
+tree to draft at given costs. At temperature 0 the candidates are the draft's K most probable tokens (MCSD, arXiv:2401.06706,
+section 3). Files:
 
     sums, acceptance, alphabet, block_efficiency, advice  tables: see `analysis.multi_draft`
     acceptance.md     all of them as people read them

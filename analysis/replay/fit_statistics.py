@@ -4,7 +4,7 @@ Sequences are split under the seed. The numbers alone, or with their products: a
 of them are fitted to. Scores are of sequences held out. calibration=[TRACES] or counts=FILE: `analysis.replay.calibrate`.
 
     statistics.json  the weights (`toolkit.acceptance.statistics`), what they were fitted to, and the scores by depth
-    statistics.md    which numbers matter, for people
+    statistics.md    its card: what it was fitted to, which numbers matter, scores by recording and depth, how it is used
     scores           log loss (nats), AUC, ECE, mean estimate and mean label, by output, recording and depth
 """
 
@@ -36,12 +36,25 @@ from toolkit.acceptance.statistics import (
 )
 from toolkit.config import commands, plain
 from toolkit.errors import InputError, warn
+from toolkit.files import generate_folder
 from toolkit.files.atomic import read_json, write_text
+from toolkit.runs.sources import prompts_behind
 from toolkit.runs.stage import open_stage
 from toolkit.trace.store import SUMMARY, read_traces
 
 FILE = "statistics.json"
 PULL = 10.0  # C of the penalty: weak
+MEASURED = (
+    "By recording and depth, on texts held out: `mean_label` is the mean acceptance (alpha), `ECE` the calibration."
+)
+USE = f"""Use it, with FOLDER this folder, TARGET and DRAFT a pair of this kind:
+
+- Here: `python -m toolkit.decode method=rate statistics=FOLDER/statistics.json pair.target=TARGET pair.draft=DRAFT`
+- Engines (vLLM, SGLang, TensorRT-LLM, llama.cpp) read no statistics. The lengths by batch size, as their settings:
+  `python -m analysis.advise pair.target=TARGET pair.draft=DRAFT prompts.path=FILE.jsonl`
+- Inside transformers, with `model` the target:
+
+{generate_folder.function_line('draft="DRAFT", statistics="FOLDER/statistics.json"')}"""
 INNER = 0.2  # share of the fitted sequences that chooses between the forms
 
 
@@ -157,12 +170,25 @@ def fit_statistics(cfg: commands.Heads) -> Path:
         f"sequences, {facts['seconds']:.1f} s"
     )
     lines = [meaning(name, logistic) for name, logistic in outputs.items()]
-    page = "\n\n".join(["# Acceptance from statistics of q", title, *lines, markdown(table)])
+    facts_of = facts_table(read_json(stage.folder / FILE), prompts_behind(folders))
+    page = "\n\n".join(["# Acceptance from statistics of q", title, facts_of, *lines, MEASURED, markdown(table), USE])
     write_text(stage.folder / "statistics.md", page + "\n")
     show(table[table.depth == "all"], title, stage.folder / "statistics.md")
     print("\n".join(lines))
     print(f"the estimator: {stage.folder / FILE} (toolkit.decode method=rate statistics=FILE)")
     return stage.folder
+
+
+def facts_table(record: Mapping[str, Any], prompts: Sequence[str]) -> str:
+    """What statistics were fitted to; of models the fingerprints."""
+    rows = {
+        "targets": ", ".join(record["targets"]),
+        "drafts": ", ".join(record["drafts"]),
+        "temperatures": ", ".join(f"{temperature:g}" for temperature in record["temperatures"]),
+        "positions": f"{record['positions']:,}",
+        "prompts": "; ".join(prompts) or "not recorded",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
 def labelled_by(outputs: Mapping[str, Logistic], part: Samples) -> dict[str, tuple[Tensor, Tensor, Tensor]]:

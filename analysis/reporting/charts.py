@@ -45,7 +45,7 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     tips += [alt.Tooltip(axis, title=text, format=".4f") for axis, text in titles.items()]
     tips += [alt.Tooltip(name, title=name.replace("_", " "), format=",.4~f") for name in keep]
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.18))
-    title_x = "verification rate (target forward passes per token)"
+    title_x = ["verification rate", "(target forward passes per token)"]  # two lines: a phone is narrow
     x = alt.X("x:Q", title=title_x, scale=alt.Scale(zero=False, padding=14))
     y = alt.Y("y:Q", title="discard rate (discarded per token)")
     base = alt.Chart(data).encode(x=x, y=y, color=_colors(data), opacity=opacity)
@@ -61,7 +61,7 @@ def costs_chart(curves: pd.DataFrame, title: str) -> Spec:
     data = curves.assign(name=curves.method.map(short))
     chosen = alt.selection_point(fields=["name"], bind="legend", name="methods")
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.15))
-    title_x = "cost ratio c (draft forward pass / target forward pass)"
+    title_x = ["cost ratio c", "(draft forward pass / target forward pass)"]
     x = alt.X("cost_ratio:Q", title=title_x, scale=alt.Scale(type="log", nice=False))
     y = alt.Y("throughput:Q", title="tokens per target-forward time")
     tips = [
@@ -111,7 +111,9 @@ def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
     scale = alt.Scale(domain=names, range=[looks[i % 4].color for i in range(len(names))])
     colors = alt.Color("scores:N", scale=scale, legend=_legend())
     base = alt.Chart(data[["scores", "predicted", "accepted", "positions"]]).encode(
-        x=alt.X("predicted:Q", title="predicted P(accepted)", scale=span),
+        x=alt.X(
+            "predicted:Q", title="predicted P(accepted)", scale=span, axis=alt.Axis(values=[n / 5 for n in range(6)])
+        ),
         y=alt.Y("accepted:Q", title="share accepted", scale=span),
         color=colors,
     )
@@ -135,7 +137,7 @@ def _shapes(data: pd.DataFrame) -> Any:
 
 
 def _legend() -> Any:
-    return alt.Legend(title=None, orient="bottom", columns=2, labelLimit=260, symbolOpacity=1)
+    return alt.Legend(title=None, orient="bottom", labelLimit=260, symbolOpacity=1)  # report.js: columns by width
 
 
 def _spec(chart: Any, title: str) -> Spec:

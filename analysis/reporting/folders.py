@@ -21,7 +21,13 @@ from toolkit.runs.stage import MANIFEST, read_manifest
 
 # Change no token; two are of older folders.
 TECHNICAL = ("_target_", "cuda_graphs", "self_check", "packed", "writable", "cpu_packing", "weight_check")
-OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sampling settings that change nothing
+OFF = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "generation_config": False,
+}  # these change nothing
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def compare(
     if hindsight:
         test = pd.concat([test, best_per_prompt(test, baseline, cost.ratio)], ignore_index=True)
         choice = {**choice, PER_PROMPT: ""}
-    choice = dict(sorted(choice.items(), key=lambda entry: _place(entry[0])))
+    choice = dict(sorted(choice.items(), key=lambda entry: _rank(entry[0])))
     prompts = list(dict.fromkeys(test.prompt))  # the same prompt in each line of [prompts, methods, counts]
     blocks = [
         test[(test.method == method) & (test.setting == setting)].set_index("prompt").loc[prompts, list(COUNTS)]
@@ -215,12 +215,12 @@ def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
     key = ["dataset", "method"]
     wide = curves[curves.cost_ratio.isin(ratios)].pivot(index=key, columns="cost_ratio", values="throughput")
     lines = curves[key].drop_duplicates()
-    lines = lines.iloc[np.lexsort((lines.method.map(_place), lines.dataset.map(list(lines.dataset).index)))]
+    lines = lines.iloc[np.lexsort((lines.method.map(_rank), lines.dataset.map(list(lines.dataset).index)))]
     wide = wide.loc[pd.MultiIndex.from_frame(lines)]
     return wide.rename(columns="c={:g}".format).rename_axis(columns=None).reset_index()
 
 
-def _place(method: str) -> int:
+def _rank(method: str) -> int:
     return REFERENCES.index(method) + 1 if method in REFERENCES else 0
 
 

@@ -10,13 +10,14 @@
   const draw = (isDark) => Object.entries(specs).map(([id, spec]) => {
     const css = getComputedStyle(document.documentElement), color = (name) => css.getPropertyValue(name).trim();
     const ink = color("--ink"), muted = color("--muted"), rule = color("--rule");
+    const element = document.getElementById(id), columns = element.clientWidth < 480 ? 1 : 3;
     const config = {
       background: "transparent", font: "system-ui, sans-serif", view: { stroke: rule },
       axis: { labelColor: muted, titleColor: ink, gridColor: rule, domainColor: muted, tickColor: muted, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 13 },
-      legend: { labelFontSize: 13, symbolSize: 90, labelColor: ink, titleColor: ink, symbolStrokeWidth: 2 },
+      legend: { columns, labelFontSize: 13, symbolSize: 90, labelColor: ink, titleColor: ink, symbolStrokeWidth: 2 },
     };
     const options = { renderer: "svg", actions: false, config, tooltip: { theme: isDark ? "dark" : "light" } };
-    return vegaEmbed("#" + id, recolored(spec, isDark), options).then(() => { document.getElementById(id).dataset.drawn = isDark ? "dark" : "light"; });
+    return vegaEmbed("#" + id, recolored(spec, isDark), options).then(() => { element.dataset.drawn = isDark ? "dark" : "light"; });
   });
   const all = (isDark) => Promise.all(draw(isDark));
   if (Object.keys(specs).length) {

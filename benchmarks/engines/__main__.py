@@ -5,16 +5,18 @@
     make engines ARGS="--draft FOLDER --eagle3 FOLDER --target FOLDER_OR_GGUF"      with drafts that are there
     make engines ARGS="page"                     the page of what was counted so far
 
-Steps: install, drafts, vllm, llamacpp, page. Run it again to go on after an interruption: environments, drafts and answers are
-kept. Eight questions of Spec-Bench, one of a kind, 64 tokens each at T = 0 and 1. The target is SmolLM2-135M-Instruct as
-`make real` reads it. Drafts, where none are named, are trained for minutes: they are weak, and what is compared are counts.
-K is given, not advised: three drafted tokens, eight copied ones. Costs decide whether drafting pays, which nothing here asks.
+Steps: install, drafts, vllm, llamacpp, example, page. Run it again to go on after an interruption: environments, drafts and
+answers are kept. Eight questions of Spec-Bench, one of a kind, 64 tokens each at T = 0 and 1. The target is that of `make
+real`, SmolLM2-135M-Instruct. Drafts, where none are named, are trained for minutes: they are weak, and what is compared are
+counts. K is given, not advised: three drafted tokens, eight copied ones. Costs decide whether drafting pays. Only the
+example (`examples/with_vllm.py`) asks that, at costs that are given, too: one request is cheap to draft for, eight are not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -38,9 +40,17 @@ from toolkit.errors import InputError, answer_signals
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.models.pair import resolve
 
-STEPS = ("install", "drafts", "vllm", "llamacpp", "page")
+STEPS = ("install", "drafts", "vllm", "llamacpp", "example", "page")
 TEMPERATURES = (0, 1)
 DRAFTED, COPIED = 3, 8  # K of draft models, and of copies
+COSTS = """model,batch,width,context,seconds
+draft,1,1,0,.0002
+draft,8,1,0,.001
+target,1,1,0,.01
+target,1,9,0,.0104
+target,8,1,0,.01
+target,8,9,0,.03
+"""
 SHARED = ["sampling.max_new_tokens=64", "prompts=jsonl"]
 
 
@@ -56,6 +66,13 @@ class Work:
     drafts: dict[str, str]
     tokens: int
     questions: int
+
+    @property
+    def separate(self) -> str:
+        """The separate draft. Raises InputError where none was named or trained."""
+        if "standalone" not in self.drafts:
+            raise InputError("expected a separate draft, got none: run the step drafts first, or --draft FOLDER")
+        return self.drafts["standalone"]
 
     def answers(self, engine: str, draft: str, temperature: int) -> Path:
         return self.folder / f"{engine}-{draft}-{temperature}.jsonl"
@@ -110,7 +127,7 @@ def main() -> None:
         drafts(work)
     path = work.folder / "drafts.json"
     work = replace(work, drafts={**(read_json(path) if path.exists() else {}), **work.drafts})
-    for name, step in (("vllm", serve_vllm), ("llamacpp", serve_llamacpp)):
+    for name, step in (("vllm", serve_vllm), ("llamacpp", serve_llamacpp), ("example", run_example)):
         if name in steps:
             started_at = perf_counter()
             try:
@@ -197,7 +214,7 @@ def serve_vllm(work: Work) -> None:
 def serve_llamacpp(work: Work) -> None:
     """llama.cpp with the separate draft's GGUF file, greedily, in a process of its own."""
     python, sequences = python_of("llamacpp", work.engines), prompts(work)
-    gguf = Path(work.drafts["standalone"]).parent / "draft.gguf"
+    gguf = Path(work.separate).parent / "draft.gguf"
     path, log = work.answers("llamacpp", "standalone", 0), work.folder / "llamacpp.log"
     if path.exists() and len(answers_of(path)) == len(sequences):
         return
@@ -210,6 +227,17 @@ def serve_llamacpp(work: Work) -> None:
         done = subprocess.run([str(python), script, *map(str, words)], stderr=file, stdout=file)
     if done.returncode:
         raise InputError(f"it ended with {done.returncode}: {last_error(log)}; its log is {log}")
+
+
+def run_example(work: Work) -> None:
+    """`examples/with_vllm.py` with the separate draft."""
+    costs = write_text(work.folder / "example-costs.csv", COSTS)
+    script, python = ROOT / "examples" / "with_vllm.py", python_of("vllm", work.engines)
+    words = [python, work.target, work.separate, work.data / "spec_bench.jsonl"]
+    words += [f"costs={costs}", f"paths.root_dir={work.folder}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if code := subprocess.run([sys.executable, str(script), *map(str, words)], cwd=ROOT, env=environment).returncode:
+        raise InputError(f"it ended with {code}")
 
 
 def write_page(work: Work) -> None:
@@ -246,7 +274,7 @@ def write_page(work: Work) -> None:
 
 def summed(work: Work) -> list[Summed]:
     """llama.cpp's answers, each beside the same question decoded here after its first token."""
-    pair = ModelPair.from_pretrained(str(work.target), work.drafts["standalone"])
+    pair = ModelPair.from_pretrained(str(work.target), work.separate)
     plain, method, questions = config.method("autoregressive"), method_here("standalone"), []
     answers = answers_of(work.answers("llamacpp", "standalone", 0))
     for prompt, answer in zip(prompts(work), answers, strict=False):

@@ -16,7 +16,8 @@ HEAD = """| draft | T | counted by | rounds | drafted | accepted, position by po
 |---|---|---|---|---|---|---|"""
 CONVENTION = """**The convention.** A round counts if at least K + 1 tokens of the text follow its start, so that no limit of
 length and no end of the text cuts into it. An answer's first token comes from the reading of its prompt,
-without a draft, in the engine and here."""
+without a draft, in the engine and here. At T > 0 vLLM runs with one kernel of its wheel for CPUs corrected
+(`benchmarks/engines/start_vllm.py`)."""
 NAMES = """| | here | vLLM 0.32.0 | llama.cpp (xllamacpp) |
 |---|---|---|---|
 | K, at most drafted | `max_drafted`, `policy.num_drafted` | `num_speculative_tokens` | `--spec-draft-n-max` |

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -38,7 +39,7 @@ FLAGS = (
     "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8", "--no-enable-prefix-caching",
     "--per-request-spec-decode-metrics", "detailed",
 )  # fmt: skip
-STARTS, ANSWERS = 900, 600  # seconds that a server may take to start, and an answer
+STARTS, ANSWERS = 3600, 1800  # seconds that a server may take to start, and an answer: on cores that others use, too
 
 
 @dataclass(frozen=True)
@@ -68,15 +69,8 @@ def started(python: Path, target: str, options: Sequence[str], log: Path) -> Ite
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
-        str(python),
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        target,
-        "--served-model-name",
-        "target",
-    ]
+    script = str(Path(__file__).with_name("start_vllm.py"))
+    words = [str(python), script, "--model", target, "--served-model-name", "target"]
     words += ["--host", "127.0.0.1", "--port", str(port), *FLAGS, *options]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
     with log.open("wb") as file:
@@ -85,17 +79,19 @@ def started(python: Path, target: str, options: Sequence[str], log: Path) -> Ite
     try:
         ends = monotonic() + STARTS
         while not _healthy(server):
-            if process.poll() is not None or monotonic() > ends:
+            if process.poll() is not None:
                 raise InputError(f"vLLM did not start: {last_error(log)}; its log is {log}")
+            if monotonic() > ends:
+                raise InputError(f"vLLM did not start in {STARTS // 60} minutes; its log is {log}")
             sleep(1)
         yield server
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with suppress(ProcessLookupError):  # its engine and its workers, too, which outlive a server that was killed
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _healthy(server: Server) -> bool:
@@ -109,7 +105,7 @@ def _healthy(server: Server) -> bool:
 def last_error(log: Path) -> str:
     """The last line of a log that names an error, or its last line."""
     lines = [line.strip() for line in lines_of(log.read_text("utf-8", errors="replace")) if line.strip()]
-    errors = [line for line in lines if "Error" in line]
+    errors = [line for line in lines if "Error" in line and "WARNING" not in line]
     return (errors or lines or ["nothing was written"])[-1]
 
 

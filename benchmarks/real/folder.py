@@ -20,6 +20,7 @@ from toolkit.runs.stage import read_manifest
 
 DEVICE = os.environ.get("DEVICE", "cpu")
 FOLDER = ROOT / "outputs" / ("real" if DEVICE == "cpu" else f"real_{DEVICE}")
+SHIPPED = Path(__file__).parent / "draft"
 EAGLE3 = "_eagle3"  # ends the notes of the draft that reads the target's states
 
 

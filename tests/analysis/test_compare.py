@@ -115,9 +115,9 @@ def test_finished_groups_are_kept(compared, tiny_overrides, tiny_responses, monk
     (compared / "parts" / "00002.json").unlink()
     before = [(compared / "parts" / f"0000{n}.json").read_bytes() for n in range(2)]
     decoded = []
-    one = compare._one
+    one = compare._decoded
     monkeypatch.setattr(
-        compare, "_one", lambda context, setting, group: decoded.append(list(group)) or one(context, setting, group)
+        compare, "_decoded", lambda context, setting, group: decoded.append(list(group)) or one(context, setting, group)
     )
     compare.run(config(compared, tiny_overrides, tiny_responses))
     assert decoded == [[4]] * 5
@@ -128,7 +128,7 @@ def test_finished_groups_are_kept(compared, tiny_overrides, tiny_responses, monk
 def test_other_metrics_do_not_decode_again(compared, tiny_overrides, tiny_responses, tmp_path, monkeypatch):
     """What confines programs and who judged is recorded; the toy target says no ratings, and that is no score of 0."""
     before = read_table(compared, "comparison")
-    monkeypatch.setattr(compare, "_one", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(compare, "_decoded", lambda *_: pytest.fail("decoded again"))
     (tmp_path / "template").write_text("{question}{answer}")
     judge = f"{{judge: {{model: toy/target, max_tokens: 4, template: {tmp_path}/template}}}}"
     metrics = f"metrics=[{judge},{{pass_at_k: {{allow_code_execution: true}}}}]"

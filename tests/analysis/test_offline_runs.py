@@ -45,7 +45,7 @@ def test_a_multirun_offline(tiny_overrides, tiny_responses, tmp_path):
 def check_heads(folders, group):
     """Four trainings: one group, each called by what sets it apart, curves and parameters as numbers."""
     found = [inventory(folder) for folder in folders]
-    assert [one["name"] for one in found] == [f"depth={d} w_rej={w}" for d in (0, 1) for w in (1, 6)]
+    assert [one["name"] for one in found] == [f"acceptance_head depth={d} w_rej={w}" for d in (0, 1) for w in (1, 6)]
     for one in found:
         assert (one["group"], one["job_type"], one["tags"], one["exit"]) == (group, "train", ["train"], 0)
         scores = {"train/loss", "val/auroc", "val/log_loss_calibrated", "parameters/head", "trainer/global_step"}

@@ -249,6 +249,10 @@ def test_all_panels_are_filled_without_an_error(browser, made, width, dark):
     assert len(counts) >= 3 and min(counts) > 5
     wide, view = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert wide <= view, "nothing reaches beyond the screen; tables scroll by themselves"
+    cut = """return [...document.querySelectorAll('.chart')].flatMap(chart => [...chart.querySelectorAll('svg text')]
+        .filter(text => text.getBoundingClientRect().right > chart.getBoundingClientRect().right + 1)
+        .map(text => text.textContent))"""
+    assert browser.execute_script(cut) == [], "titles and legends fit a phone"
     background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") is not dark
     requests = browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
@@ -304,5 +308,9 @@ def test_on_paper_nothing_stays_closed_but_long_tables(browser, made):
         "return [...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right - innerWidth)"
     )
     assert max(browser.execute_script(overflow)) <= 1, "no table is cut at the right"
+    blank = """return [...document.querySelectorAll('.chart svg')].map(svg => {
+        const box = svg.getBoundingClientRect(), drawn = svg.viewBox.baseVal;
+        return Math.abs(box.height / box.width - drawn.height / drawn.width) })"""
+    assert max(browser.execute_script(blank)) < 0.01, "charts keep their shape: no blank above and below"
     assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     browser.execute_script("dispatchEvent(new Event('afterprint'))")

@@ -1,12 +1,16 @@
 """What an engine counted beside what is counted here, from vLLM 0.32.0's own answers (tests/fixtures/vllm: SmolLM2, copies)."""
 
+import importlib
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from analysis import advise
 from analysis.loads.engine_counts import read_counts
@@ -123,8 +127,15 @@ def test_an_engine_that_is_not_installed_is_one_line_with_the_command(tmp_path):
 def test_what_a_server_answered_before_it_ended_is_kept_and_asked_no_more(tmp_path):
     """A server of two answers, then none: a program that stands for vLLM's, with its address and its exit."""
     (tmp_path / "vllm" / "entrypoints" / "openai").mkdir(parents=True)
-    for folder in ("vllm", "vllm/entrypoints", "vllm/entrypoints/openai"):
-        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "vllm" / "utils").mkdir()
+    for file in (
+        "__init__",
+        "entrypoints/__init__",
+        "entrypoints/openai/__init__",
+        "utils/__init__",
+        "utils/cpu_triton_utils",
+    ):
+        (tmp_path / "vllm" / f"{file}.py").touch()
     (tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py").write_text(FAKE)
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
@@ -141,16 +152,32 @@ def test_what_a_server_answered_before_it_ended_is_kept_and_asked_no_more(tmp_pa
     with vllm_server.started(python, "target", [], log) as server:
         vllm_server.ask(server, prompts, 0.0, 4, path)
     assert [answer["prompt"] for answer in vllm_server.answers_of(path)] == [[1], [2], [3]]
+    worker = log.read_text().partition("worker ")[2].split()[0]
+    state = subprocess.run(["ps", "-o", "stat=", "-p", worker], capture_output=True, text=True).stdout
+    assert state.strip() in ("", "Z"), "what the server had started has ended with it"
     refused = vllm_server.started(python, "target", ["--speculative-config", "bad"], log)
     with pytest.raises(InputError, match="vLLM did not start: .*ValueError: no such draft"):
         refused.__enter__()
 
 
+def test_a_number_of_each_request_reaches_all_of_its_drafted_tokens(monkeypatch):
+    for name in ("vllm", "vllm.utils", "vllm.utils.cpu_triton_utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm.utils"].cpu_triton_utils = kernels = sys.modules["vllm.utils.cpu_triton_utils"]
+    importlib.import_module("benchmarks.engines.start_vllm")
+    output = torch.full((6,), torch.nan)
+    kernels._expand_kernel_impl(
+        output, torch.tensor([-1.0, 0.7, 0.3]), torch.tensor([2, 2, 6], dtype=torch.int32), -1, 1
+    )
+    assert output.tolist() == pytest.approx([1, 1, 0.3, 0.3, 0.3, 0.3])
+
+
 FAKE = """
-import json, os, sys
+import json, os, subprocess, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 if "bad" in sys.argv:
     raise ValueError("no such draft")
+print("worker", subprocess.Popen(["sleep", "60"]).pid, file=sys.stderr, flush=True)
 count = 0
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args): pass

@@ -127,6 +127,9 @@ def test_seeds_belong_to_rows_and_neutral_values_are_sent_in_the_engines_words(m
         seeds.append({str(body["prompt"]): body["seed"] for body in stub.requests})
         stub.requests.clear()
     assert seeds[0] == seeds[1]
+    folder = make("served.request={seed: null}", folder="unseeded")
+    assert all("seed" not in body for body in stub.requests)
+    assert "without a seed" in read_manifest(folder)["served"]["seeds"]
 
 
 def test_stop_strings_end_a_response_with_the_token_that_completes_them(make, stub):
@@ -358,6 +361,7 @@ def test_a_field_that_a_server_does_not_know_is_refused_where_it_matters(make, s
         ["+served.request.top_p=null", "sampling.top_p=.5"],
         "served.request.top_p: said by model, prompts and sampling",
     ),
+    (["served.request.seed=1"], "served.request.seed: every row has one"),
     (["endpoints=['http://a:b@host/v1']"], "expected an address without a password"),
 ])  # fmt: skip
 def test_what_cannot_be_asked_is_refused_at_once(make, stub, more, message):
@@ -473,7 +477,7 @@ def test_log_probabilities_may_say_the_tokens(make, stub):
 
     stub.change = change
     stub.fields = (*FIELDS, "logprobs", "return_tokens_as_token_ids")
-    folder = make("+served.request={logprobs:0,return_tokens_as_token_ids:true}")
+    folder = make("served.request={logprobs:0,return_tokens_as_token_ids:true}")
     assert read_manifest(folder)["served"]["ids"] == {"returned": COUNT}
     assert stub.requests[0]["return_tokens_as_token_ids"] is True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from toolkit import ModelPair, config, decode, generate, testing
 from toolkit.costs import kept
+from toolkit.costs.clock import Stopwatch
 from toolkit.costs.kept import costs_here, weighs_costs, with_costs
 from toolkit.costs.measure import CONTEXTS, WARM_UP, WIDTHS, measure
 from toolkit.costs.table import CostTable
@@ -83,6 +85,18 @@ def test_times_are_of_their_width_and_context_and_warming_up_does_not_count(monk
     (table,) = measure(ModelPair.toy(), widths=(1, 3), contexts=(100, 200), repeats=3)
     assert table.target_seconds == [[2.0, 4.0], [3.0, 5.0]] and table.draft_seconds == [2.0, 3.0]
     assert table.machine["spread"] == 0
+
+
+def test_with_one_thread_the_time_of_other_programs_does_not_count():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        watch = Stopwatch(torch.device("cpu"))
+        with watch:
+            time.sleep(0.2)
+    finally:
+        torch.set_num_threads(threads)
+    assert watch.seconds[0] < 0.1
 
 
 def test_times_hold_for_a_number_of_threads():

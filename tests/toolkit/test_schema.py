@@ -21,7 +21,8 @@ from toolkit.config.check import MISSING, check, resolved
 from toolkit.config.classes import meanings_in
 from toolkit.config.command_line import check_choices, prepare
 from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of, section_in
-from toolkit.config.help import WIDTH, help_text
+from toolkit.config.files import unresolved
+from toolkit.config.help import WIDTH, help_text, without_repeats
 from toolkit.config.notes import Above, AtLeast, Between, Interval, Probability, notes
 from toolkit.config.others import OTHERS
 from toolkit.config.values import fits, is_known, is_node, say
@@ -384,7 +385,8 @@ def test_help_shows_every_key_within_120_columns(root):
     assert f"  python -m {COMMANDS[root].module} " in text
     shown = {line.split()[0] for line in lines if line.startswith("  ")}
     shown |= {line.partition(":")[0] for line in lines if not line.startswith(" ")}  # groups to choose from
-    leaves = config.flatten(resolved(compose(root), root))
+    raw = compose(root)
+    leaves = config.flatten(without_repeats(resolved(raw, root), unresolved(raw)))
     asked = {path for path in leaves if not path.startswith(("before", "after")) and "._" not in path}
     assert {path for path in asked if leaves[path] != {}} <= shown
 

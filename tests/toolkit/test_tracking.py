@@ -22,6 +22,8 @@ from toolkit import config, sync, train
 from toolkit.config.store import register
 from toolkit.errors import InputError
 from toolkit.runs import tracking
+from toolkit.runs.pipeline import run_stages
+from toolkit.training.loggers import what_is_trained
 
 
 @pytest.fixture
@@ -200,6 +202,35 @@ def test_runs_of_an_experiments_stages_have_its_group_and_its_tags(environment, 
     within, after = (inventory(tmp_path / "out" / name) for name in "ab")
     assert within["group"] == "toy_head" and list(within["tags"]) == ["sweep", "math", "toy", "head"]
     assert after["group"] == "mine" and list(after["tags"]) == ["sweep"]
+
+
+def logged_stage(cfg):
+    """What a stage of an experiment may do."""
+    with tracking.wandb_run("train", {}, Path(cfg.paths.root_dir) / str(cfg.seed), name="acceptance_head"):
+        return Path(cfg.paths.root_dir) / str(cfg.seed)
+
+
+def test_the_stages_of_an_experiment_are_called_by_their_names(environment, tmp_path, job):
+    """Two trainings of one kind; after them names are what they were."""
+    job("train", "+experiment=toy_head")
+    stage = {"run": f"{__name__}.logged_stage", "config": "mix"}
+    stages = {f"head_{seed}": {**stage, "overrides": ["responses=a", f"seed={seed}"]} for seed in (1, 2)}
+    folders = {
+        **run_stages(stages, tmp_path),
+        "train": logged_stage(config.compose("mix", [f"paths.root_dir={tmp_path}"])),
+    }
+    names = {records(folder)["run"][0].display_name for folder in folders.values()}
+    assert names == {"head_1 toy_head", "head_2 toy_head", "acceptance_head toy_head"}
+
+
+def test_every_kind_of_head_and_draft_has_a_name():
+    heads = ("acceptance_head", "preread_head")
+    for head in heads:
+        assert what_is_trained(config.plain(config.compose("train", [f"model={head}"]))) == head
+    kinds = [path.stem for path in (config.CONF / "kind").glob("*.yaml")]
+    for kind in kinds:
+        assert what_is_trained(config.plain(config.compose("distill", [f"kind={kind}"]))) == kind
+    assert what_is_trained(config.plain(config.compose("distill"))) == "draft"
 
 
 @pytest.mark.parametrize("silent", [False, True])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit.files.generate_folder import lines
+from toolkit.files.text import shown
 
 FILE = "README.md"
 LIBRARY, TAGS = "acceptance-toolkit", ("speculative-decoding", "acceptance-prediction", "safetensors")
@@ -39,9 +40,21 @@ def section(kind: Kind, record: Mapping[str, Any]) -> str:
 
 {facts_table(record)}
 {f"{chr(10)}Scores on validation text:{chr(10)}{chr(10)}{table}{chr(10)}" if table else ""}
-Use it: `toolkit.decode method={kind.method} head=FOLDER`; in Python
-`{kind.__module__}.{kind.__name__}.from_pretrained("FOLDER OR HUB NAME")`. Files: `{kind.weights_file}`, `{kind.config_file}`.
-Inside transformers, with `model` the target and DRAFT the folder of the draft above:
+{use(kind)}
+Files: `{kind.weights_file}`, `{kind.config_file}`, which
+`{kind.__module__}.{kind.__name__}.from_pretrained("FOLDER OR HUB NAME")` reads.
+"""
+
+
+def use(kind: Kind) -> str:
+    """How a head is used: here, inside transformers, and what engines can have of it."""
+    return f"""Use it, with FOLDER this folder, TARGET and DRAFT the models above:
+
+- Here: `python -m toolkit.decode method={kind.method} head=FOLDER pair.target=TARGET pair.draft=DRAFT`
+- By domain, on recordings of other texts: `python -m analysis.heads traces=TRACES heads=[FOLDER]`
+- Engines (vLLM, SGLang, TensorRT-LLM, llama.cpp) read no heads. The lengths by batch size that it advises, as their settings:
+  `python -m analysis.advise pair.target=TARGET pair.draft=DRAFT heads=[FOLDER] prompts.path=FILE.jsonl`
+- Inside transformers, with `model` the target:
 
 {lines(f'draft="DRAFT", method="{kind.method}", head="FOLDER"')}"""
 
@@ -54,7 +67,7 @@ def title(kind: Kind) -> str:
 def facts_table(record: Mapping[str, Any]) -> str:
     """A table of what a head's config records; facts that are not known have no line."""
     models = {
-        role: f"`{record[role]}` ({record.get(f'{role}_fingerprint', 'weights not recorded')})"
+        role: f"`{shown(record[role])}` ({record.get(f'{role}_fingerprint', 'weights not recorded')})"
         for role in ("target", "draft")
         if role in record
     }
@@ -79,6 +92,8 @@ def facts_table(record: Mapping[str, Any]) -> str:
         "data": f"`{record['data']}`, {record.get('num_positions', 'some')} training positions"
         if "data" in record
         else None,
+        "prompts": "; ".join(record.get("prompts") or ()),
+        "mean label (alpha) of the validation positions": f"{record['alpha']:.4f}" if "alpha" in record else None,
         "class weights": "accepted {}, rejected {}".format(*(record[name] for name in weights))
         if all(name in record for name in weights)
         else None,

@@ -89,7 +89,9 @@ class PrereadEstimator:
         A line says which it is, unless `head` names it.
         """
         if self.head is None and pair.head is None:
-            source = self.statistics or "the weights that ship, fitted to the toy pair's dev prompts (statistics=FILE)"
+            source = (
+                self.statistics or "the weights that ship, fitted to two drafts of the toy target (statistics=FILE)"
+            )
             announce(f"acceptance: no head, statistics of q by {source}")
             return StatisticsEstimator(self.statistics).bind(pair)
         if self.statistics is not None:

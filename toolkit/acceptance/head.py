@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.saved import SavedHead
-from toolkit.config.notes import AtLeast, Between
+from toolkit.config.notes import AtLeast, Between, Internal
 from toolkit.config.values import checked
 
 
@@ -38,11 +38,13 @@ class AcceptanceHead(SavedHead):
     tied       one block applied D times, as in the published code
     log_w_rej  logarithm of the class weight w_rej the head was trained with. Added to the logit by `corrected`, it
                undoes the shift from weighting rejections
-    earlier    how many positions before the state it reads, too: the token's own first (chains alone keep them)
-    earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
-    likelihood  it reads the draft's mean log q of the text so far, too
+    earlier    how many earlier positions the head reads, too, the token's own first; chains alone keep them
+    earlier_states  whether it reads the draft's states at the earlier positions
+    earlier_tokens  whether it reads the tokens there
+    earlier_statistics  whether it reads log q of the tokens, entropy and largest probabilities there
+    likelihood  whether it reads the draft's mean log q of the text so far
     embedding_size  of the draft; needed with earlier positions alone
-    round_depth  reads the token's depth in the round, 1 to this number, larger ones counting as it; 0: does not, as published
+    round_depth  the head reads the token's depth in the round, up to this number; 0: it does not, as published
     """
 
     weights_file, config_file, what = "head.safetensors", "config.json", "an acceptance head"
@@ -59,14 +61,14 @@ class AcceptanceHead(SavedHead):
         hidden_size: Annotated[int, AtLeast(1)],
         depth: Annotated[int, AtLeast(0)] = 0,
         tied: bool = False,
-        log_w_rej: Annotated[float, Between(-20, 20)] = 0.0,
+        log_w_rej: Annotated[float, Between(-20, 20), Internal()] = 0.0,
         round_depth: Annotated[int, Between(0, 64)] = 0,
         earlier: Annotated[int, Between(0, 8)] = 0,
         earlier_states: bool = True,
         earlier_tokens: bool = True,
         earlier_statistics: bool = True,
         likelihood: bool = False,
-        embedding_size: Annotated[int, AtLeast(0)] = 0,
+        embedding_size: Annotated[int, AtLeast(0), Internal()] = 0,
     ):
         super().__init__()
         parts = (earlier_states, earlier_tokens, earlier_statistics)

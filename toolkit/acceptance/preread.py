@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from toolkit.acceptance.inputs import NUM_STATISTICS, Inputs
 from toolkit.acceptance.saved import AtWork, SavedHead
 from toolkit.acceptance.statistics import NUMBERS, SHIPPED, input_names, inputs_of, read_statistics
-from toolkit.config.notes import AtLeast, Between
+from toolkit.config.notes import AtLeast, Between, Internal
 from toolkit.config.values import checked
 from toolkit.errors import InputError
 from toolkit.types import SMALLEST, Step
@@ -41,14 +41,17 @@ SCALE = 4.0  # of the numbers of statistics; of their products its square
 class PrereadHead(SavedHead):
     """An MLP from the features of drawn tokens [..., F] to the logits (accepted, following) [..., 2].
 
-    width, depth  of the hidden layers; depth 0 is linear
-    earlier       how many positions before the newest one it reads, too (chains alone keep them)
-    earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
-    likelihood    it reads the draft's mean log q of the text so far, too
-    round_depth   it reads the token's depth in the round, 1 to this number, larger ones counting as it; 0: it does not
-    products      it reads the numbers of `toolkit.acceptance.statistics` and their products, too, and adds a linear map of
-                  these to its logits; untrained it is the regression that ships
-    dropout       of the hidden layers' outputs, in training
+    width         units of a hidden layer
+    depth         number of hidden layers; 0 is a linear head
+    earlier       how many positions before the newest one the head reads, too; chains alone keep them
+    earlier_states  whether it reads the draft's states at the earlier positions
+    earlier_tokens  whether it reads the tokens there
+    earlier_statistics  whether it reads log q of the tokens, entropy and largest probabilities there
+    likelihood    whether it reads the draft's mean log q of the text so far
+    round_depth   the head reads the token's depth in the round, up to this number; 0: it does not
+    products      adds a linear map of four numbers of q and their products to the logits, as
+                  `toolkit.acceptance.statistics` has them; untrained the head is the regression that ships
+    dropout       share of the hidden layers' outputs that training leaves out
     log_w_rej     logarithm of the class weight it was trained with: `corrected` adds it
     """
 
@@ -67,7 +70,7 @@ class PrereadHead(SavedHead):
         embedding_size: Annotated[int, AtLeast(1)],
         width: Annotated[int, AtLeast(1)] = 256,
         depth: Annotated[int, AtLeast(0)] = 2,
-        log_w_rej: Annotated[float, Between(-20, 20)] = 0.0,
+        log_w_rej: Annotated[float, Between(-20, 20), Internal()] = 0.0,
         earlier: Annotated[int, Between(0, 8)] = 0,
         earlier_states: bool = True,
         earlier_tokens: bool = True,

@@ -132,7 +132,7 @@ class Logistic:
 class StatisticsEstimator:
     """P(accepted) from statistics of the draft's unwarped distribution.
 
-    path     what `analysis.heads statistics=` wrote; null: the weights that ship, fitted to the toy pair's dev prompts
+    path     what `analysis.heads statistics=` wrote; null: the weights that ship, of the toy target with two drafts
     outputs  the regressions by name (`OUTPUTS`): set by `bind`
     calibration  by depth, of the same file: likewise
     """

@@ -184,7 +184,7 @@ class _Walk:
             null = any(fits(None, kind) for kind in options(annotation) if kind is not Any)
             if value is None and (null or (group is not None and group.nullable)):
                 return
-            choice = f"a choice of conf/{group.name}/" if group is not None else "keys with values"
+            choice = f"a choice of conf/{group.name}/" if group is not None and group.name else "keys with values"
             raise InputError(f"{path}: expected {choice}, got {shown(value)}")
         if not fits(value, annotation):
             inner = [part for kind in options(annotation) if origin_of(kind) in LISTS for part in typing.get_args(kind)]

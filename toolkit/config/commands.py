@@ -92,11 +92,11 @@ class OnPair(ConfigSection):
 
 
 class ReadsDraft(OnPair):
-    draft: Annotated[Any, ConfigGroup("draft"), "the pair's draft, read for its embeddings"] = LOAD_DRAFT
+    draft: Annotated[Any, ConfigGroup(), "draft whose embeddings are read"] = LOAD_DRAFT
 
 
 class OnPrompts(OnPair):
-    prompts: Annotated[Any, ConfigGroup("prompts"), "what is asked: prompts.path=FILE.jsonl for any prompts"]
+    prompts: Annotated[Any, ConfigGroup("prompts"), "the prompts; prompts.path=FILE.jsonl for your own"]
     sampling: Annotated[Any, ConfigGroup("sampling"), "how tokens are drawn and when a response ends"]
 
 
@@ -107,8 +107,8 @@ class Labels(OnPrompts):
 
 class Intervals(ConfigSection):
     resamples: Resamples = 10000
-    confidence: Annotated[float, Between(0, 1, "()"), "of the intervals"] = 0.95
-    seed: Annotated[Seed, "of everything random here"] = 0
+    confidence: Annotated[float, Between(0, 1, "()"), "level of the intervals"] = 0.95
+    seed: Annotated[Seed, "seed of everything random here"] = 0
 
 
 class Shared(ConfigSection):
@@ -177,20 +177,26 @@ class MethodOnly(ConfigSection):
 
 
 class TrainsHeads(OnPair):
-    data: Annotated[Any, ConfigGroup("data", nullable=True), "what is learned from, and the draft that is read"] = None
-    head: Annotated[Any, ConfigGroup("model", nullable=True), "the head's shape"]
-    loss: Annotated[Any, ConfigGroup("model", nullable=True), "what is minimised"]
-    optimizer: Annotated[Any, ConfigGroup("model", nullable=True), "how"]
+    data: Annotated[
+        Any, ConfigGroup("data", nullable=True), "data to learn from, and the draft whose states are read"
+    ] = None
+    head: Annotated[Any, ConfigGroup("model", nullable=True), "shape of the head"]
+    loss: Annotated[Any, ConfigGroup("model", nullable=True), "what the training minimises"]
+    optimizer: Annotated[Any, ConfigGroup("model", nullable=True), "how it is minimised"]
     scheduler: Annotated[Any, ConfigGroup("model", nullable=True), "the learning rate over training; null: constant"]
-    model: Annotated[Any, ConfigGroup("model", nullable=True), "these as a Lightning module; null: only stages are run"]
-    seed: Annotated[Seed, "of the weights and of the order of the data"] = 0
+    model: Annotated[
+        Any,
+        ConfigGroup("model", nullable=True),
+        "the Lightning module of all these; null: nothing is trained, only stages are run",
+    ]
+    seed: Annotated[Seed, "seed of the weights and of the order of the data"] = 0
 
 
 class Trains(ConfigSection):
     trainer: Annotated[Any, ConfigGroup("trainer"), "arguments of pytorch_lightning.Trainer"]
     callbacks: Annotated[Mapping[str, Any] | None, ConfigGroup("callbacks", built=False), "checkpoints and the like"]
     logger: Annotated[Mapping[str, Any] | None, ConfigGroup("logger", built=False), "where curves go"]
-    tags: Annotated[list[str], "of the Weights & Biases runs"] = []
+    tags: Annotated[list[str], "tags of the Weights & Biases runs"] = []
     ckpt_path: Annotated[str | None, "resume from this checkpoint; null or last: from the run folder's own"] = None
     before: Annotated[Mapping[str, StageSpec] | None, ConfigGroup("before", built=False), "stages that run first"] = {}
     after: Annotated[
@@ -203,9 +209,15 @@ class Train(Command, TrainsHeads, Trains):
     appended = ("experiment", "hparams_search", "debug")
     optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"] = "val/log_loss_calibrated"
     from_pretrained: Annotated[str | None, Head(), "start from the head in this folder"] = None
-    prompts: Annotated[Any, ConfigGroup("prompts", nullable=True), "of an experiment that makes its data"] = None
-    sampling: Annotated[Any, ConfigGroup("sampling", nullable=True), "of such an experiment's responses"] = None
-    toy: Annotated[Mapping[str, Any] | None, "of a paper's experiment: its data and sizes for the toy pair"] = None
+    prompts: Annotated[
+        Any, ConfigGroup("prompts", nullable=True), "prompts of an experiment that makes its own data"
+    ] = None
+    sampling: Annotated[Any, ConfigGroup("sampling", nullable=True), "sampling of such an experiment's responses"] = (
+        None
+    )
+    toy: Annotated[
+        Mapping[str, Any] | None, "set by the experiments of papers: their data and sizes for the toy pair"
+    ] = None
     dry_run: Annotated[bool, "compose and check every stage, print the plan, load and run nothing"] = False
 
 
@@ -213,16 +225,16 @@ class Distill(Command, OnPair, Trains):
     module, example = "toolkit.distill", "responses=[FOLDER,...] loss=lk"
     appended = ("experiment",)
     responses: Annotated[Inputs, "folders of data_gen.responses: the target's own texts"]
-    read: Annotated[Any, ConfigGroup("read"), "what reads them"] = READ_RESPONSES
-    data: Annotated[Any, ConfigGroup("data"), "how they become batches"]
-    loss: Annotated[Any, ConfigGroup("loss"), "what is minimised"]
+    read: Annotated[Any, ConfigGroup(), "function that reads them"] = READ_RESPONSES
+    data: Annotated[Any, ConfigGroup(), "how responses become batches"]
+    loss: Annotated[Any, ConfigGroup("loss"), "what the training minimises"]
     teacher: Annotated[Any, ConfigGroup("teacher"), "where the target's probabilities come from"]
     from_pretrained: Annotated[
         str | None, HubData(kind="model"), "a folder, a hub name or toy/draft to begin with; null: fresh weights"
     ] = "${pair.draft}"
     layers: Annotated[
         Count | list[Annotated[int, AtLeast(0)]] | None,
-        "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
+        "layers of the target that make the draft; a number: those whose absence costs most; null: pair.draft is trained on",
     ] = None
     kind: Annotated[
         Any,
@@ -234,26 +246,28 @@ class Distill(Command, OnPair, Trains):
     ] = None
     exports: Annotated[
         list[Literal["plain", "gguf", "compact"]],
-        "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama); without "
-        "the target's embeddings, in bfloat16: draft_compact/",
+        "further files: plain (draft_plain/, whole vocabulary, for transformers), gguf (draft.gguf, for llama.cpp; a Llama), "
+        "compact (draft_compact/, without the target's embeddings, in bfloat16)",
     ] = []
     export: Annotated[bool, "export the best draft that an interrupted run has made, and train no further"] = False
     rehearse: Annotated[bool, "only try whether such a draft can be made, written and read; no responses are read"] = (
         False
     )
-    shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
-    temperature: Annotated[Positive, "of p and q in the loss; null: the responses' own, or 1"] | None = None
+    shape: Annotated[
+        Mapping[str, Any] | None, "config keys of a draft with fresh weights that differ from the pair's draft's"
+    ] = None
+    temperature: Annotated[Positive, "temperature of p and q in the loss; null: the responses' own, or 1"] | None = None
     lmbda: Annotated[float, Probability, "probability that a batch's texts are drawn from the draft itself"] = 0.0
-    optimizer: Annotated[Any, ConfigGroup("model"), "how"]
-    scheduler: Annotated[Any, ConfigGroup("model"), "the learning rate over training; null: constant"] | None
-    seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"] = 0
+    optimizer: Annotated[Any, ConfigGroup(), "how it is minimised"]
+    scheduler: Annotated[Any, ConfigGroup(), "the learning rate over training; null: constant"] | None
+    seed: Annotated[Seed, "seed of fresh weights, of the order of the texts, of the draft's own texts"] = 0
     optimized_metric: Annotated[str, "score for best.ckpt and a sweeper; val/loss needs mode=min"] = "val/alpha"
 
 
 class TrainHeads(Command, TrainsHeads):
     module, example = "toolkit.train_heads", "data.path=FOLDER depths=[0,3] w_rejs=[1,6]"
-    depths: Annotated[list[Annotated[int, AtLeast(0)]], "D, residual blocks"] = [0, 1, 2, 3, 4]
-    w_rejs: Annotated[list[Positive], "weights of a rejection"] = [1, 3, 6, 12]
+    depths: Annotated[list[Annotated[int, AtLeast(0)]], "values of D, the number of residual blocks"] = [0, 1, 2, 3, 4]
+    w_rejs: Annotated[list[Positive], "values of w_rej, the weight of a rejection"] = [1, 3, 6, 12]
     max_epochs: Annotated[Count, "passes over the training data, at most"] = 16
     patience: Annotated[Count, "validations of a head without a better score before it stops"] = 4
     optimized_metric: Annotated[str, "validation score; the state where it is smallest is kept"] = (
@@ -269,11 +283,15 @@ class EndpointKeys(ConfigSection):
     ] = "vllm"
     key_variable: Annotated[str | None, "environment variable with the endpoints' key; null: none is sent"] = None
     concurrency: Annotated[Count, "requests to each endpoint at once"] = 16
-    requests_per_minute: Annotated[Positive, "to each endpoint, at most; null: any number"] | None = None
-    seconds: Annotated[Positive, "one try may take, the whole response included"] = 600
+    requests_per_minute: Annotated[Positive, "most requests to each endpoint in a minute; null: any number"] | None = (
+        None
+    )
+    seconds: Annotated[Positive, "most seconds of one try, the whole response included"] = 600
     attempts: Annotated[Count, "tries of one prompt in succession; a second such series follows later"] = 4
     backoff: Annotated[Amount, "seconds before the second try, then doubled each time; Retry-After wins"] = 1
-    request: Annotated[Mapping[str, Any], "further keys of a request; null leaves out a key of neutral value"] = {}
+    request: Annotated[
+        Mapping[str, Any], "further keys of a request; null leaves out one of neutral value, or the seed"
+    ] = {}
 
 
 class Responses(Command, OnPrompts, Shared):
@@ -282,16 +300,18 @@ class Responses(Command, OnPrompts, Shared):
     max_prompt_tokens: Annotated[Count, "longer prompts are skipped and counted; null: none are"] | None = None
     batch_size: Annotated[Count, "prompts decoded together; the responses do not depend on it"] = 32
     endpoints: Annotated[list[str], "base addresses with /completions: http://localhost:8000/v1; []: decode here"] = []
-    served: Annotated[EndpointKeys, "how endpoints are asked"] = EndpointKeys()
+    served: Annotated[EndpointKeys, "requests to endpoints"] = EndpointKeys()
 
 
 class Mix(Command, OnPair, Shared):
     module, example = "data_gen.mix", "responses=outputs/responses-HASH"
     responses: Annotated[Inputs, "folders of data_gen.responses; their sampling is used"]
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
-    validation: Annotated[Inputs | None, "to validate on; null: those to validation_fraction of the prompts"] = None
-    validation_fraction: Annotated[float, Between(0, 1, "()"), "of the prompts"] = 0.1
-    seed: Annotated[Seed, "of drafted tokens, acceptance draws and the split"] = 0
+    validation: Annotated[
+        Inputs | None, "responses to validate on; null: those to validation_fraction of the prompts"
+    ] = None
+    validation_fraction: Annotated[float, Between(0, 1, "()"), "share of the prompts to validate on"] = 0.1
+    seed: Annotated[Seed, "seed of drafted tokens, acceptance draws and the split"] = 0
     batch_size: Annotated[Count, "does not change the data, float ties aside"] = 16
 
 
@@ -303,7 +323,9 @@ class Traces(Command, OnPair, Shared):
         'folder of data_gen.responses, a list of them, or a .jsonl file of {"prompt_ids": [...], "token_ids": [...]} '
         '(with "text", the tokenizer is checked)',
     ]
-    sampling: Annotated[Mapping[str, Any] | None, "of a .jsonl file: {temperature: 1.0, ...}"] = None
+    sampling: Annotated[
+        Mapping[str, Any] | None, "sampling that a .jsonl file was drawn with: {temperature: 1.0, ...}"
+    ] = None
     limit: Annotated[Count, "only the first so many texts"] | None = None
     heads: Annotated[
         Mapping[str, str] | None, Head(), "{NAME: FOLDER}: heads whose estimates are stored; null: the pair's, as `own`"
@@ -328,11 +350,11 @@ class PerDomain(ConfigSection):
 
 
 class ToyModel(ConfigSection):
-    hidden_size: Annotated[Count, "of its states"]
-    intermediate_size: Annotated[Count, "of its MLPs"]
-    num_layers: Annotated[Count, "the draft has one, so that it cannot copy as the target does"]
-    num_heads: Annotated[Count, "of its attention"]
-    steps: Annotated[Count, "batches"]
+    hidden_size: Annotated[Count, "size of its states"]
+    intermediate_size: Annotated[Count, "inner size of its MLPs"]
+    num_layers: Annotated[Count, "number of layers; the draft has one, so that it cannot copy as the target does"]
+    num_heads: Annotated[Count, "attention heads"]
+    steps: Annotated[Count, "batches of the training"]
     warmup: Annotated[int, AtLeast(0), "steps until the full rate; a cosine follows"]
     learning_rate: Annotated[Positive, "Adam's, for embeddings and norms"] = 0.003
     matrix_learning_rate: Annotated[Positive, "Muon's, for the layers' matrices"] = 0.004
@@ -340,32 +362,34 @@ class ToyModel(ConfigSection):
 
 class ToyEvaluation(ConfigSection):
     prompts: Annotated[Count, "frozen test prompts per domain"] = 400
-    max_new_tokens: Annotated[Count, "of a response"] = 256
+    max_new_tokens: Annotated[Count, "most tokens of a response"] = 256
 
 
 class Toy(Command):
     module = "data_gen.toy"
     example = "target.steps=20 draft.steps=20 examples=200 evaluation.prompts=4 paths.output_dir=FOLDER"
-    seed: Annotated[Seed, "of data, weights and batches"] = 0
-    threads: Annotated[Count, "of the CPU; 1 is faster where other programs compete for the cores"] = 2
+    seed: Annotated[Seed, "seed of data, weights and batches"] = 0
+    threads: Annotated[Count, "threads of the CPU; 1 is faster where other programs compete for the cores"] = 2
     examples: Annotated[Count, "training examples per domain (code has only as many as the standard library)"] = 60000
-    shares: Annotated[PerDomain, "part of all training tokens"] = PerDomain(instruct=0.42, math=0.4, code=0.18)
-    vocab_size: Annotated[int, AtLeast(257), "of the byte-level BPE"] = 1024
-    tokenizer_examples: Annotated[PerDomain, "what it learns from, so that most toy words are one token"] = PerDomain(
-        instruct=12000, math=4000, code=400
+    shares: Annotated[PerDomain, "share of all training tokens, by domain"] = PerDomain(
+        instruct=0.42, math=0.4, code=0.18
     )
-    max_length: Annotated[Count, "tokens; longer documents are left out"] = 512
+    vocab_size: Annotated[int, AtLeast(257), "tokens of the byte-level BPE"] = 1024
+    tokenizer_examples: Annotated[
+        PerDomain, "examples that the tokenizer learns from, so that most toy words are one token"
+    ] = PerDomain(instruct=12000, math=4000, code=400)
+    max_length: Annotated[Count, "most tokens of a document; longer ones are left out"] = 512
     max_positions: Annotated[Count, "max_position_embeddings of both models"] = 1024
-    tokens_per_batch: Annotated[Count, "padding included; documents of like length share a batch"] = 768
+    tokens_per_batch: Annotated[Count, "tokens of a batch, padding included; documents of like length share one"] = 768
     prompt_weight: Annotated[Amount, "weight of a prompt token in the loss; of a response token: 1"] = 0.1
-    weight_decay: Annotated[Amount, "of the layers' matrices"] = 0.02
+    weight_decay: Annotated[Amount, "decay of the layers' matrices"] = 0.02
     clip_norm: Annotated[Positive, "largest norm of a step's gradient, per model"] = 1.0
-    checkpoint_every: Annotated[Count, "steps"] = 1000
+    checkpoint_every: Annotated[Count, "steps between checkpoints"] = 1000
     log_every: Annotated[Count, "steps between updates of the progress bar"] = 100
     target: Annotated[ToyModel, "the large model"] = ToyModel(
         hidden_size=192, intermediate_size=544, num_layers=4, num_heads=6, steps=20000, warmup=400
     )
-    draft: Annotated[ToyModel, "the small one"] = ToyModel(
+    draft: Annotated[ToyModel, "the small model"] = ToyModel(
         hidden_size=96, intermediate_size=192, num_layers=1, num_heads=3, steps=16000, warmup=200
     )
     evaluation: Annotated[ToyEvaluation, "what the card reports"] = ToyEvaluation()
@@ -378,18 +402,18 @@ class Sweep(Command, Labels, Tracked, Shared):
         Literal["traces", "live"],
         "traces: decode plainly, record, and replay every chain method on the recording; live: decode every setting",
     ] = "traces"
-    replayed: Annotated[Folders, File(), "of source=live: replayed sweeps of the same prompts to compare it with"] = []
+    replayed: Annotated[Folders, File(), "with source=live: replayed sweeps of the same prompts to compare with"] = []
     max_drafted: Annotated[Count, "the most tokens of a round: of a recording, and where a method names no other"] = 20
     hidden: Hidden = True
     batch_size: Annotated[Count, "prompts decoded together; does not change the results"] = 32
-    cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"] = 0.2
+    cost_ratio: Annotated[CostRatio, "c of the figures that are shown on the way; changes no result"] = 0.2
     artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"] = False
 
 
 class UnderLoad(OnPrompts, Tracked):
     grid: MethodGrid
     hardware: Annotated[Hardware | None, "model the costs instead, from a device's peak figures"] = None
-    devices: Annotated[Count, "of hardware=...: how many the target is spread over"] = 1
+    devices: Annotated[Count, "with `hardware`: devices that the target is spread over"] = 1
     rounds: Annotated[int, AtLeast(5), "timed forward passes per batch size, width and context; medians count"] = 5
     max_drafted: Annotated[
         Count | Literal["auto"],
@@ -402,7 +426,7 @@ class UnderLoad(OnPrompts, Tracked):
 class Advise(Command, UnderLoad, Intervals):
     module, example = "analysis.advise", "pair.draft=[toy/draft] batch_sizes=[1,4,16]"
     resamples: Resamples = 2000
-    batch_sizes: Annotated[list[Count], "requests decoded side by side"] = [1, 4, 16]
+    batch_sizes: Annotated[list[Count], "numbers of requests that are decoded side by side"] = [1, 4, 16]
     heads: Annotated[list[str | None] | None, Head(), "a head, or null, for each draft; null: the pair's own"] = None
     costs: Annotated[Inputs | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"] = None
     drops: Annotated[
@@ -423,10 +447,18 @@ class Serving(Command, UnderLoad):
     slots: Annotated[Count, "most requests decoded side by side"] = 16
     users: Annotated[list[Count], "loads: so many users, each waiting for its answer"] = [1, 4, 16, 32]
     rates: Annotated[list[Positive], "loads: so many requests per second, at random times"] = []
-    requests: Annotated[Count, "of a simulation, at most; prompts are taken in turn, 16 per user and at least 64"] = 256
-    shapes: Annotated[list[str], "of hardware=...: two of llama-70b, llama-8b, llama-1b; []: the pair's own"] = []
+    requests: Annotated[
+        Count, "most requests of a simulation; prompts are taken in turn, 16 per user and at least 64"
+    ] = 256
+    shapes: Annotated[
+        list[str], "with `hardware`: shapes of target and draft, of llama-70b, llama-8b, llama-1b; []: the pair's own"
+    ] = []
     costs: Annotated[Inputs | None, "a cost table (JSON or CSV); null: measured here"] = None
-    drops: Annotated[Literal["always", "half", "flattened"], "as in analysis.advise"] = "always"
+    drops: Annotated[
+        Literal["always", "half", "flattened"],
+        "always: a batch is as large as the requests in it; half: free slots stay until they are half of it; "
+        "flattened: as always, and a target forward costs what its tokens cost side by side",
+    ] = "always"
 
 
 class Compare(Command, Labels, Intervals, Tracked):
@@ -436,16 +468,16 @@ class Compare(Command, Labels, Intervals, Tracked):
     dev_share: Annotated[
         float,
         Between(0, 1, "[)"),
-        "of the groups: settings are chosen on these, results are of the others; 0: results are of all",
+        "share of the groups that settings are chosen on; results are of the others. 0: results are of all",
     ] = 0.0
     warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"] = 1
-    idle_seconds: Annotated[float, AtLeast(0), "over which idle power is measured beforehand; 0: it is not"] = 5
+    idle_seconds: Annotated[float, AtLeast(0), "seconds over which idle power is measured beforehand; 0: it is not"] = 5
     metrics: Annotated[
         list[Annotated[str, Choice("quality", "quality metric")] | Mapping[str, Mapping[str, Any] | None]],
-        "of conf/quality/; {name: {option: value}} changes an option",
+        "quality metrics, names of conf/quality/; {name: {option: value}} changes an option",
     ] = ["exact_match", "perplexity"]
     baseline: Annotated[str, "method and setting that speeds are divided by, as the table says them"] = "autoregressive"
-    cost_ratio: Annotated[CostRatio, "for tokens per target time"] = 0.2
+    cost_ratio: Annotated[CostRatio, "c of tokens per target-forward time"] = 0.2
 
 
 class Frontier(Command, Intervals, Tracked):
@@ -455,10 +487,16 @@ class Frontier(Command, Intervals, Tracked):
     apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"] = []
     cost_ratio: CostRatio = 0.2
     node_cost: Annotated[Amount, "a node beyond one per draft forward (trees), in target forwards"] = 0.0
-    draft_seconds: Annotated[Seconds, "of a draft forward, both or none: then c is their ratio"] | None = None
-    target_seconds: Annotated[Seconds, "of one target forward"] | None = None
-    cost_range: Annotated[list[Positive], "of the figure; settings are chosen again at every ratio"] = COST_RANGE
-    table_costs: Annotated[list[Positive], "of the tables per cost ratio (standing.md), likewise"] = TABLE_COSTS
+    draft_seconds: (
+        Annotated[Seconds, "seconds of a draft forward; with target_seconds it replaces cost_ratio"] | None
+    ) = None
+    target_seconds: Annotated[Seconds, "seconds of a target forward"] | None = None
+    cost_range: Annotated[
+        list[Positive], "lowest and highest c of the figure; settings are chosen again at every c"
+    ] = COST_RANGE
+    table_costs: Annotated[list[Positive], "values of c in standing.md; settings are chosen again at each"] = (
+        TABLE_COSTS
+    )
     baseline: Annotated[str, "method that the others are compared with"] = "speculative"
 
 
@@ -466,7 +504,9 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     module, example = "analysis.timing", "prompts=toy_math prompts.limit=40"
     num_drafted: Annotated[list[Count], "fixed K whose rounds the seconds are regressed on"] = [1, 2, 4, 8]
     head: Annotated[
-        str | None, Head(), "of the row of SpecDec++; null: the pair's own; with `traces`: whose price is solved"
+        str | None,
+        Head(),
+        "head of SpecDec++'s row; null: the pair's own; with `traces`: the head whose price is solved",
     ] = None
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"] = 2
     batch_sizes: Annotated[list[Count], "also time forwards at these; writes costs.json; []: do not"] = []
@@ -476,39 +516,46 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
         File(),
         "solve the rate rule's price on these traces (hidden=true, or with the head); nothing is timed",
     ] = None
-    cost_ratios: Annotated[list[Positive], "of the prices: c, draft forward / target forward"] = SMALL_RATIOS
-    min_drafted: Annotated[Count, "of the prices: shortest round"] = 1
+    cost_ratios: Annotated[list[Positive], "with `traces`: values of c that the price is solved at"] = SMALL_RATIOS
+    min_drafted: Annotated[Count, "with `traces`: shortest round"] = 1
 
 
 class Acceptance(Command, Labels, Intervals, Tracked):
     module, example = "analysis.acceptance", "prompts=toy_math prompts.limit=64"
-    methods: Annotated[list[Annotated[str, Choice("method", "method")]], "of conf/method/, with trees of one draft"] = (
-        OF_TREES
-    )
-    overrides: Annotated[list[str], "of every one of them: rule.num_free=8, proposer.scheme=independent, ..."] = []
+    methods: Annotated[
+        list[Annotated[str, Choice("method", "method")]],
+        "rules that are compared: methods of conf/method/ with trees of one draft",
+    ] = OF_TREES
+    overrides: Annotated[list[str], "keys of every method: rule.num_free=8, proposer.scheme=independent, ..."] = []
     num_drafts: Annotated[list[Count], "K, candidates per node"] = [1, 2, 3, 4, 5, 6, 7, 8]
-    draft_temperature: Annotated[Amount, "of q; null: as the target's"] | None = None
+    draft_temperature: Annotated[Amount, "temperature of q; null: as the target's"] | None = None
     target_probs: Annotated[
         list[AProbability] | None,
         "p, of rules for given distributions: all V^K tuples of candidates are enumerated, and no model is used",
     ] = None
-    draft_probs: Annotated[list[list[AProbability]] | None, "with it: one q after another, over the same tokens"] = None
-    responses: Annotated[str | None, File(), "a folder that `read` can read: its texts, not fresh ones"] = None
-    read: Annotated[Any, ConfigGroup("read"), "what reads it"] = READ_ROWS
-    positions: Annotated[Count, "per text, drawn at random; null: all"] | None = 8
-    draws: Annotated[Count, "of the candidates at each position"] = 8
+    draft_probs: Annotated[
+        list[list[AProbability]] | None, "with `target_probs`: one q per draft, over the same tokens"
+    ] = None
+    responses: Annotated[
+        str | None, File(), "folder of data_gen.responses whose texts are read, in the place of fresh ones"
+    ] = None
+    read: Annotated[Any, ConfigGroup(), "function that reads it"] = READ_ROWS
+    positions: Annotated[Count, "positions of a text, drawn at random; null: all"] | None = 8
+    draws: Annotated[Count, "times that candidates are drawn at each position"] = 8
     optimum: Annotated[bool, "the best any rule could do, too; the most expensive part"] = True
     alphabet: Annotated[bool, "count, too, how many tokens have a probability at each position"] = False
     join: Annotated[Folders, File(), "finished folders of this command whose lines are shown, too"] = []
     sweeps: Annotated[Folders, File(), "folders of analysis.sweep grid=trees: block efficiency per tree shape"] = []
     cost_ratio: Annotated[Amount, "a draft forward in units of a target forward; there is one per level"] = 0.2
     node_cost: Annotated[Amount, "verifying one more node, in the same units"] = 0.01
-    target_seconds: Annotated[Seconds, "of a target forward: all three seconds instead of the two units"] | None = None
-    draft_seconds: Annotated[Amount, "of a draft forward"] | None = None
-    node_seconds: Annotated[Amount, "of one more node"] | None = None
-    max_nodes: Annotated[Count, "of the trees that are weighed"] = 64
-    max_levels: Annotated[Count, "of the trees that are weighed"] = 8
-    batch_size: Annotated[Count, "does not change the results"] = 8
+    target_seconds: (
+        Annotated[Seconds, "seconds of a target forward; all three seconds replace cost_ratio and node_cost"] | None
+    ) = None
+    draft_seconds: Annotated[Amount, "seconds of a draft forward"] | None = None
+    node_seconds: Annotated[Amount, "seconds of one more node"] | None = None
+    max_nodes: Annotated[Count, "most nodes of the trees that are compared"] = 64
+    max_levels: Annotated[Count, "most levels of the trees that are compared"] = 8
+    batch_size: Annotated[Count, "positions at a time; does not change the results"] = 8
 
 
 class Heads(Command, ReadsDraft, Intervals, Tracked):
@@ -522,18 +569,28 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         File(),
         "other traces to choose thresholds on; null: some of `traces`. With `drafts`: other responses, for K",
     ] = None
-    dev_share: Annotated[float, Between(0, 1, "()"), "of those texts; every number is of the others"] = 0.33
-    thresholds: Annotated[list[AProbability], "h, of the survival rule"] = [n / 20 for n in range(1, 20)]
+    dev_share: Annotated[
+        float, Between(0, 1, "()"), "share of the texts that thresholds are chosen on; every number is of the others"
+    ] = 0.33
+    thresholds: Annotated[list[AProbability], "values of h, the threshold of the survival rule"] = [
+        n / 20 for n in range(1, 20)
+    ]
     min_drafted: Annotated[Count, "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"] = 2
     corrected: Annotated[bool, "undo the class weights' shift before the threshold; published: false"] = False
     cost_ratio: CostRatio = 0.2
-    drafts: Annotated[Mapping[str, str] | None, Model(), "compare these instead: {NAME: FOLDER}, drafts"] = None
-    responses: Annotated[Mapping[str, str] | None, File(), "along these: {DOMAIN: FOLDER} of data_gen.responses"] = None
+    drafts: Annotated[Mapping[str, str] | None, Model(), "compare drafts instead of heads: {NAME: FOLDER}"] = None
+    responses: Annotated[
+        Mapping[str, str] | None,
+        File(),
+        "with `drafts`: {DOMAIN: FOLDER} of data_gen.responses that they are compared on",
+    ] = None
     vocabularies: Annotated[
         list[Count | None],
         "V': every draft is reduced to so many output tokens, the most frequent of `frequencies`; null: all that it has",
     ] = [None]
-    frequencies: Annotated[list[str], File(), "data_gen.responses to prompts that drafts were trained on"] = []
+    frequencies: Annotated[
+        list[str], File(), "with `vocabularies`: folders of data_gen.responses to prompts that drafts were trained on"
+    ] = []
     measured: Annotated[bool, "time forward passes here, instead of cost_ratio; the best draft goes to best/"] = False
     copies: Annotated[
         Inputs | None, "fit the acceptance of copied tokens instead, to these responses; dev_share of them is held out"
@@ -570,13 +627,15 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
 class Report(Command):
     module, example = "analysis.report", "inputs=[FOLDER,...]"
     inputs: Annotated[Inputs, "output folders of any commands: frontier, train, sweep, ..."]
-    title: Annotated[str, "of the page"] = "Report"
+    title: Annotated[str, "title of the page"] = "Report"
     max_cells: Annotated[Count, "larger tables, such as the rows of a sweep, are named and not shown"] = 40000
     publish: Annotated[bool, "make a W&B report of it, too, once toolkit.sync has uploaded its runs"] = False
     entity: Annotated[str | None, "who the runs belong to; null: the API key's"] = None
     project: Annotated[str | None, "where the runs are; null: WANDB_PROJECT, or acceptance-toolkit"] = None
     draft: Annotated[bool, "visible to its author only until published there"] = True
-    dry_run: Annotated[bool, "of publish=true: build the W&B report and write its specification, send nothing"] = False
+    dry_run: Annotated[bool, "with publish=true: build the W&B report and write its specification, send nothing"] = (
+        False
+    )
 
 
 class Paper(Command, Tracked):

@@ -25,7 +25,8 @@ QUOTED_OR_HOME = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?:^|(?<=[
 # What Hydra wants in quotes.
 UNQUOTED = re.compile(r"""(?=.*[^\w\t ./+%*@?|:-])[^][{}(),$"'\\]+""", re.ASCII | re.DOTALL)
 ESCAPE, ESCAPED = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
-OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
+# A grid lists only what it sweeps; a template's options are its own, and so are an engine's.
+OPEN = ("grid.", "pair.chat_template_options", "served.request=", "served.request.")
 MOST = 256  # configs and methods that are kept; composing one takes tens of milliseconds
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 LOCK = RLock()  # of what is composed and kept: methods are built from configs

@@ -13,7 +13,7 @@ from toolkit.config import files as configs
 from toolkit.config.check import keys_below, resolved
 from toolkit.config.classes import module_file
 from toolkit.config.commands import Command, Grid, command_of, group_of, keys_of, section_in
-from toolkit.config.notes import REQUIRED, Key, Keys
+from toolkit.config.notes import REQUIRED, Internal, Key, Keys, notes
 from toolkit.config.others import OTHERS
 from toolkit.config.store import HYDRAS, composed
 from toolkit.config.values import is_known, is_node, options, say
@@ -30,14 +30,16 @@ TAIL = (
 def help_text(config_name: str, overrides: Iterable[str] = ()) -> str:
     """The help of a command, for the choices that the overrides make. Raises InputError if these do not compose."""
     section = command_of(config_name)
-    config = resolved(composed(config_name, list(overrides)), config_name)
+    unresolved = composed(config_name, list(overrides))
+    config = without_repeats(resolved(unresolved, config_name), configs.unresolved(unresolved))
     if section is None or not issubclass(section, Command):
         return "\n".join(_entries("", config, Keys({name: Key(name) for name in config})))
     file = module_file(section.module)
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
     first, _, rest = (docstring or "").partition("\n\n")  # the first paragraph begins with the command line
     what = first.partition(": ")[2] or first
-    rest = rest.partition("\n\n")[0].removesuffix(" Files:") if not rest.startswith(" ") else ""
+    paragraphs = (part for part in rest.split("\n\n") if part and not part.startswith(" "))  # without examples
+    rest = re.sub(r"(?<=\.)\s[^.]*:$", "", next(paragraphs, ""))  # nor what announces a list
     lines = []
     for text in filter(None, (f"{section.module}: {what}", rest)):
         lines += [*textwrap.wrap(" ".join(text.split()), WIDTH), ""]
@@ -52,21 +54,53 @@ def help_text(config_name: str, overrides: Iterable[str] = ()) -> str:
     listed: set[str] = set()
     for name, value in config.items():
         if name not in plain:
-            lines += ["", *_part(name, value, declared.keys.get(name, Key(name)), listed)]
+            lines += _part(name, value, declared.keys.get(name, Key(name)), listed)
     for group in section.appended:
-        names = ", ".join(configs.choices(group))
+        names = names_of(group)
         lines += ["", *_filled(f"+{group}=NAME", f"appends conf/{group}/NAME.yaml: {names}")]
     return "\n".join([*lines, "", *textwrap.wrap(TAIL, WIDTH)])
 
 
-def _part(name: str, value: Any, key: Key, listed: set[str]) -> Iterator[str]:
-    """The heading of a group or section, and its keys. `listed`: groups whose choices were listed before."""
+def without_repeats(config: Mapping[str, Any], unresolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved config without the nodes that only repeat a root key: of `model`, what says `optimizer: ${optimizer}`."""
+    roots = [f"${{{name}}}" for name in config]
+    shortened = dict(config)
+    for name, value in config.items():
+        if isinstance(value, Mapping) and isinstance(unresolved[name], Mapping):
+            written = unresolved[name]
+            repeats = [key for key in value if isinstance(value[key], Mapping) and written[key] in roots]
+            shortened[name] = {key: content for key, content in value.items() if key not in repeats}
+    return shortened
+
+
+def names_of(group: str) -> str:
+    """The choices of a config group in a row; those that differ in a number as one: table{1,2,3}."""
+    rows: dict[str, list[str]] = {}
+    for name in configs.choices(group):
+        stem = name.rstrip("0123456789") if re.search(r"(table|figure)\d+$", name) else name
+        rows.setdefault(stem, []).append(name.removeprefix(stem))
+    return ", ".join(
+        stem + (f"{{{','.join(sorted(numbers, key=int))}}}" if len(numbers) > 1 else numbers[0])
+        for stem, numbers in rows.items()
+    )
+
+
+def _part(name: str, value: Any, key: Key, listed: set[str]) -> list[str]:
+    """A blank line, the heading of a group or section and its keys; nothing of a class without keys that somebody sets.
+
+    listed: groups whose choices were listed before.
+    """
     group = group_of(key.annotation)
-    names = configs.choices(group.name) if group is not None and group.name not in listed else []
-    yield from textwrap.wrap(f"{name}: {key.meaning}", WIDTH)
-    if group is not None and names:
+    names = names_of(group.name) if group is not None and group.name and group.name not in listed else ""
+    lines = [*_keys_of_part(name, value, key)]
+    if names and group is not None:
         listed.add(group.name)
-        yield from _wrapped(f"{group.name}=NAME: {', '.join(names)}")
+        lines = [*_wrapped(f"{group.name}=NAME: {names}"), *lines]
+    return ["", *textwrap.wrap(f"{name}: {key.meaning}", WIDTH), *lines] if lines or not is_node(value) else []
+
+
+def _keys_of_part(name: str, value: Any, key: Key) -> Iterator[str]:
+    """One entry per key of a group or section."""
     mappings = [arguments for option in options(key.annotation) if (arguments := typing.get_args(option))]
     named = next((section_in(arguments[1]) for arguments in mappings if len(arguments) == 2), None)  # of every entry
     if section_in(key.annotation) is Grid:
@@ -94,9 +128,16 @@ def _entries(prefix: str, values: Mapping[str, Any], declared: Keys, every: bool
             yield from _entries(f"{prefix}{name}.", value, keys_below(value, key.annotation) or Keys())
         elif name in values:
             yield from _entry(f"{prefix}{name}", key, _value(value))
-        elif every and name in entries and key.meaning and all(map(is_known, options(key.annotation))):
+        elif every and name in entries and _is_settable(key, bool(values.get("_partial_"))):
             plus = "+" if is_node(values) else ""
             yield from _entry(f"{plus}{prefix}{name}", key, "" if key.default is REQUIRED else _value(key.default))
+
+
+def _is_settable(key: Key, is_partial: bool) -> bool:
+    """Whether somebody may want to set a key that the config does not have. The rest of a partial class is the command's."""
+    is_filled = any(isinstance(note, Internal) for note in notes(key.annotation))
+    is_filled = is_filled or (is_partial and key.default is REQUIRED)
+    return bool(key.meaning) and not is_filled and all(map(is_known, options(key.annotation)))
 
 
 def _entry(path: str, key: Key, value: str) -> list[str]:

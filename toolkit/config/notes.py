@@ -106,9 +106,12 @@ class Called:
 
 @dataclass(frozen=True)
 class ConfigGroup:
-    """A key that is chosen in `conf/<name>/`. `built`: a class with its arguments; `nullable`: or nothing."""
+    """A key that is chosen in `conf/<name>/`. `built`: a class with its arguments; `nullable`: or nothing.
 
-    name: str
+    Without a name there is nothing to choose from: the class stands in the command's own yaml.
+    """
+
+    name: str = ""
     built: bool = True
     nullable: bool = False
 
@@ -158,6 +161,11 @@ class Neutral:
 
 
 CONTENTS = (File, Head, Model, HubData)
+
+
+@dataclass(frozen=True)
+class Internal:
+    """What the command itself fills in: `--help` does not list it."""
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ ShortGPT, arXiv:2403.03853, who rank layers by the angle between their input and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,16 @@ from toolkit.engine.device import check_device
 from toolkit.errors import InputError
 from toolkit.files import generate_folder
 from toolkit.files.atomic import content_hash, read_json, write_folder, write_json
-from toolkit.files.text import first_line
+from toolkit.files.text import first_line, shown
 from toolkit.models import gguf
 from toolkit.models.block_draft import BlockDraft
 from toolkit.models.block_format import save as save_block
+from toolkit.models.draft_formats import reads_target
 from toolkit.models.eagle3 import Eagle3, is_eagle3
 from toolkit.models.eagle3 import save as save_eagle3
 from toolkit.models.fingerprint import fingerprint
 from toolkit.models.pair import check_same_tokenizer, lacks_tokenizer, load_draft, load_tokenizer, resolve
-from toolkit.models.reduced import kept_tokens, reduce_vocabulary, whole_vocabulary
+from toolkit.models.reduced import kept_tokens, whole_vocabulary
 from toolkit.models.reduced import save as save_reduced
 from toolkit.models.teacher import Text, produced_logits
 
@@ -90,21 +91,6 @@ def _fresh(original: Any, shape: Mapping[str, Any], seed: int) -> Any:
             raise InputError(f"shape: no {type(original).__name__} can be made of it: {first_line(error)}") from error
     model.generation_config = copy.deepcopy(original.generation_config)
     return model.eval()
-
-
-def blank_of(model: Any) -> Callable[[], Any]:
-    """What makes a model of the same class, configuration and format on the CPU, its weights not those of `model`."""
-    if isinstance(model, Eagle3 | BlockDraft):
-        return model.blank
-    kind, config, dtype, generation_config = type(model), model.config, model.dtype, model.generation_config
-    tokens = kept_tokens(model)
-
-    def blank() -> Any:
-        copied = kind(copy.deepcopy(config)).to(dtype).eval()
-        copied.generation_config = copy.deepcopy(generation_config)
-        return copied if tokens is None else reduce_vocabulary(copied, tokens.tolist(), ())
-
-    return blank
 
 
 def shape_of(model: Any) -> dict[str, list[int]]:
@@ -209,43 +195,79 @@ def export_all(
 
 
 def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping[str, float]) -> str:
-    """The card of a draft in Markdown: what it was trained from, on what, and what validation says.
+    """The card of a draft in Markdown: what it was trained from, on what, what validation says, and how it is used.
 
-    facts  revision, machine, versions, sampling and the number of texts
+    facts  revision, machine, versions, sampling, the number of texts, their prompts (`toolkit.runs.sources`), and the number
+           of tokens that have an output row (None: all)
     """
-    pair, loss, sampling = config["pair"], config["loss"], facts["sampling"]
-    begun = config["from_pretrained"] or f"fresh weights, {config['shape'] or 'the draft'}"
-    if config["layers"] is not None:
-        begun = f"layers of the target: {config['layers']}"
+    loss, sampling, target = config["loss"], facts["sampling"], shown(config["pair"]["target"])
     own = {name: value for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)}
     options = ", ".join(f"{name}={value}" for name, value in own.items())
     settings = ", ".join(f"{name}={sampling[name]}" for name in ("temperature", "top_k", "top_p", "max_new_tokens"))
+    rows = facts["output_rows"]
     return f"""---
 library_name: transformers
 tags: [speculative-decoding, draft]
 ---
-# A draft for `{pair["target"]}`
+# A draft for `{target}`
 
-Proposes tokens that `{pair["target"]}` verifies; it is not meant to be used by itself.
+Proposes tokens that `{target}` verifies; it is not meant to be used by itself.
 
 | | |
 |---|---|
-| begun from | `{begun}` |
+| begun from | {_begun_from(config)} |
+| output rows | {"of the whole vocabulary" if rows is None else f"of {rows:,} tokens, the most frequent ones"} |
 | loss | {loss["_target_"].rpartition(".")[2]} {options} |
 | texts | {facts["texts"]} responses of the target ({settings}); share drawn from the draft itself: {config["lmbda"]} |
+| prompts | {"; ".join(facts["prompts"]) or "not recorded"} |
+| licence of the weights | that of the target, whose embeddings or layers it may hold, and of what it was begun from |
 | tokens | {scores["tokens"]:,} in all epochs |
 | optimizer | {config["optimizer"]["_target_"].rpartition(".")[2]}, lr {config["optimizer"]["lr"]} |
 | seed | {config["seed"]} |
 | code | {facts["revision"]} |
 
-Probability of acceptance (sum of min(p, q) over the whole vocabulary), mean over {scores["positions"]} tokens of validation
-texts: {scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after. The draft's cross entropy on these tokens:
-{scores["start/cross_entropy"]:.4f} before, {scores["val/cross_entropy"]:.4f} after.
-What that is worth per domain: `python -m analysis.heads drafts=...`.
+On {scores["positions"]} tokens of validation texts, which no step was trained on:
 
-Use it: `ModelPair.from_pretrained("{pair["target"]}", "FOLDER")`, or inside transformers, with `model` the target:
+| | before | after |
+|---|---|---|
+| alpha | {scores["start/alpha"]:.4f} | {scores["val/alpha"]:.4f} |
+| cross entropy | {scores["start/cross_entropy"]:.4f} | {scores["val/cross_entropy"]:.4f} |
+
+Alpha is the probability of acceptance, sum of min(p, q) over the whole vocabulary; the draft's cross entropy is in nats.
+
+Use it, with FOLDER this folder and TARGET the model above:
+
+- Here: `python -m toolkit.decode method=rate pair.target=TARGET pair.draft=FOLDER`; in Python
+  `ModelPair.from_pretrained("TARGET", "FOLDER")`
+- By domain: `python -m analysis.heads pair.target=TARGET drafts='{{this: FOLDER}}' responses='{{DOMAIN: RESPONSES}}'`
+- {_engines(config["kind"], rows)}
+- Inside transformers, with `model` the target:
 
 {generate_folder.lines('draft="FOLDER"')}"""
+
+
+def _begun_from(config: Mapping[str, Any]) -> str:
+    """Whose weights a training of this config begins with."""
+    source = config["from_pretrained"]
+    if config["layers"] is not None:
+        return f"layers of the target: {config['layers']}"
+    if config["kind"] is not None and not (source and reads_target(source)):
+        return "fresh weights, with the target's embeddings and output rows"
+    return f"`{shown(source)}`" if source else f"fresh weights, {config['shape'] or 'in the shape of the draft'}"
+
+
+def _engines(kind: Mapping[str, Any] | None, rows: int | None) -> str:
+    """How engines take a draft."""
+    method, model, needed = "draft_model", "FOLDER", ""
+    if kind is not None:
+        method = str(kind.get("kind", "eagle3"))
+    elif rows is not None:
+        model = "draft_plain"
+        needed = " needs rows of all tokens (`exports=[plain,gguf]` writes draft_plain/, and draft.gguf for llama.cpp)"
+    settings = f'{{"method": "{method}", "model": "{model}", "num_speculative_tokens": 3}}'
+    return f"""vLLM{needed}: `vllm serve TARGET --speculative-config '{settings}'`
+- The length by batch size, and other engines:
+  `python -m analysis.advise pair.target=TARGET pair.draft=FOLDER prompts.path=FILE.jsonl`"""
 
 
 # -- drafts of the target's layers -----------------------------------------------------------------------------

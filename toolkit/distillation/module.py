@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from toolkit import config
+from toolkit.config.notes import Internal
 from toolkit.decoding import decode
 from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import DistillBatch, Loss
@@ -64,7 +65,7 @@ class DraftTraining(WholeSteps):
         on_policy: OnPolicy,
         optimizer: partial[torch.optim.Optimizer],
         scheduler: Callable[..., Any] | None = None,
-        about: Mapping[str, Any] | None = None,
+        about: Annotated[Mapping[str, Any] | None, Internal()] = None,
     ):
         super().__init__(optimizer, scheduler, about)
         self.draft, self.loss, self.temperature = draft, loss, temperature

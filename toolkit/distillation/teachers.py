@@ -14,9 +14,11 @@ Shapes: n positions of all texts of a batch, V the target's output size, k kept 
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Literal, Protocol
@@ -180,6 +182,7 @@ class CachedTeacher:
     folder       where there is one folder for each target, top_k and temperature; created if it is not there
     top_k        tokens kept per position
     on_missing   generate: ask the target for texts that the folder does not know, and keep what it says; raise: refuse them
+    dtype        of the forward passes over training texts; bfloat16 may be several times faster. Validation keeps the target's
     target       None: it is not loaded, and `about` says which one the texts are of; None: the only one that there is
     temperature  of p
     Raises InputError if there are several targets and none is named.
@@ -194,9 +197,10 @@ class CachedTeacher:
         folder: str,
         top_k: Annotated[int, AtLeast(1)] = 64,
         on_missing: Literal["generate", "raise"] = "generate",
+        dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     ):
         self.target, self.temperature = target, temperature
-        self.top_k, self.on_missing = top_k, on_missing
+        self.top_k, self.on_missing, self.dtype = top_k, on_missing, dtype
         self.weights = Weights.of(target) if target is not None else about
         self.folder = self._folder_in(Path(folder))
         record = read_json(self.folder / ABOUT) if target is None and (self.folder / ABOUT).exists() else {}
@@ -249,6 +253,11 @@ class CachedTeacher:
         files = map(self._validation_file, batch.sequences, batch.positions)
         return KeptRows([row for path in files for row in load_tensors(path, "teacher cache")[0]["log_probs"]])
 
+    @cached_property
+    def _reader(self) -> Any:
+        """What reads training texts: the target, or a copy of it in another number format."""
+        return self.target if self.dtype is None else copy.deepcopy(self.target).to(getattr(torch, self.dtype))
+
     def _validation_file(self, text: Text, positions: Sequence[int]) -> Path:
         return self.folder / "validation" / f"{content_hash([key_of(text), list(positions)], 24)}.safetensors"
 
@@ -256,7 +265,7 @@ class CachedTeacher:
         """Log probabilities and tokens [n, k] of texts, and log_rest [n], from the target."""
         if self.target is None:
             raise InputError("teacher.on_missing=raise: a text that the draft has written is in no folder; set lmbda=0")
-        seen, parts = read_positions(self.target, self.temperature, sequences), list[dict[str, Tensor]]()
+        seen, parts = read_positions(self._reader, self.temperature, sequences), list[dict[str, Tensor]]()
         for index in torch.arange(len(seen.states)).split(CHUNK):
             log_probs = seen.at(index).log_probs
             top = log_probs.topk(min(self.top_k, self.vocab_size))
@@ -295,18 +304,20 @@ class CachedTeacher:
         if self.target is not None or own.exists():
             return own
         records = {path.parent: read_json(path) for path in sorted(root.glob(f"*/{ABOUT}"))}
+        settings = self._settings()
         folders = [
             folder
             for folder, record in records.items()
-            if record.items() >= self._settings().items()
+            if {name: record[name] for name in ("top_k", "temperature", "dtype") if name in record} == settings
             and (self.weights is None or Weights.changed(record, self.weights, "target") is None)
         ]
         if len(folders) > 1:
             raise InputError(f"teacher.folder: {root} is of several targets: expected responses that name theirs")
         return folders[0] if folders else own
 
-    def _settings(self) -> dict[str, float]:
-        return {"top_k": self.top_k, "temperature": self.temperature}
+    def _settings(self) -> dict[str, Any]:
+        dtype = {} if self.dtype is None else {"dtype": self.dtype}
+        return {"top_k": self.top_k, "temperature": self.temperature, **dtype}
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

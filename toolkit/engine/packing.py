@@ -178,13 +178,16 @@ def _trial(weights: Sequence[Tensor]) -> Choice | None:
     weights = [weight[: max(1, TRIED // weight[0].nbytes)] for weight in weights[: max(1, TRIED // weights[0].nbytes)]]
     ways: list[Any] = [(linear, weights), *((product, [pack(w, layout) for w in weights]) for layout in LAYOUTS)]
     seconds: list[list[list[float]]] = [[[] for _ in ROWS] for _ in ways]
+    clock = (
+        time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    )  # alone, other programs do not count
     for repeat in range(1, MOST_REPEATS + 1):
         for number, rows in enumerate(ROWS):
             x = weights[0].new_ones(rows, weights[0].shape[1])
             for times, (multiply, held) in zip(seconds, ways, strict=True):
-                start = time.perf_counter()
+                start = clock()
                 _ = [multiply(x, weight) for weight in held]
-                times[number].append(time.perf_counter() - start)
+                times[number].append(clock() - start)
         least, usual = (_choice([[sorted(laps)[at] for laps in t] for t in seconds]) for at in (0, repeat // 2))
         if repeat >= REPEATS and bool(least) == bool(usual):
             return least

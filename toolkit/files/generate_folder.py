@@ -18,11 +18,18 @@ def write(folder: Path) -> Path:
     return write_text(folder / FILE, CODE)
 
 
-def lines(arguments: str) -> str:
-    """Two ways to call it, for a card; arguments: how the folder is named, as `draft="FOLDER"`."""
+def function_line(arguments: str, more: str = "") -> str:
+    """How transformers calls the function, for a card; arguments: how folders are named, as `draft="FOLDER"`."""
     return f"""```python
 from toolkit.integrations.transformers import custom_generate
 model.generate(**inputs, custom_generate=custom_generate, {arguments})
-model.generate(**inputs, custom_generate="FOLDER", trust_remote_code=True, {arguments}, streamer=streamer)
-```
+{more}```
 """
+
+
+def lines(arguments: str) -> str:
+    """Two ways to call it: the function, and the folder."""
+    folder = (
+        f'model.generate(**inputs, custom_generate="FOLDER", trust_remote_code=True, {arguments}, streamer=streamer)'
+    )
+    return function_line(arguments, f"{folder}\n")

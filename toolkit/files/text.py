@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 # Characters that are not seen but change what is, as signs: control characters, whose bytes end some readers' pages or change
@@ -41,3 +42,9 @@ def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def shown(source: Path | str) -> str:
+    """A model or file as a card names it: a hub name as it is, of a path on this machine its last two parts."""
+    path = Path(source)
+    return "/".join(path.parts[-2:]) if path.is_absolute() or path.exists() else str(source)

@@ -21,7 +21,6 @@ the target's states, V vocabulary, V' output rows, r rank of the Markov term.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,12 +118,6 @@ class BlockDraft(WithReducedOutput, modeling_qwen3.Qwen3PreTrainedModel):
         self.confidence_head = ConfidenceHead(reads) if settings.enable_confidence_head else None
         self.generation_config = GenerationConfig()
         self.post_init()
-
-    def blank(self) -> BlockDraft:
-        """A draft of the same shape, its weights not these."""
-        draft: Any = BlockDraft(copy.deepcopy(self.config), self.settings, self.lm_head.kept.cpu())
-        blank: BlockDraft = draft.to(self.dtype)
-        return blank
 
     def context(self, target_states: Tensor, positions: Tensor) -> Context:
         """Keys and values of a text from the target's states [b, S, W] at positions [b, S]."""

@@ -21,7 +21,6 @@ Shapes: b rows, T tokens, D hidden size, W = n D_target width of the target's st
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,13 +96,6 @@ class Eagle3(WithReducedOutput, modeling_llama.LlamaPreTrainedModel):
         self.lm_head = ReducedOutput(nn.Linear(width, len(kept), bias=False), kept, self.output_size)
         self.generation_config = GenerationConfig()
         self.post_init()
-
-    def blank(self) -> Eagle3:
-        """A draft of the same shape, its weights not these."""
-        rows, flags = self.lm_head.kept.cpu(), sorted(self.flags)
-        draft: Any = Eagle3(copy.deepcopy(self.config), self.target_layers, self.target_width, rows, flags)
-        blank: Eagle3 = draft.to(self.dtype)
-        return blank
 
     def projected(self, target_states: Tensor) -> Tensor:
         """The target's states [..., W] at the draft's width [..., D]."""

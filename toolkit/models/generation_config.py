@@ -11,11 +11,12 @@ from toolkit.sampling import Sampling
 SAME = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # called alike there and in `Sampling`
 OBEYED = (*SAME, "stop")
 OTHERS = {  # what else changes which tokens are drawn, and the value that changes nothing
-    "bad_words_ids": None, "begin_suppress_tokens": None, "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
-    "exponential_decay_length_penalty": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
-    "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beams": 1,
-    "sequence_bias": None, "suppress_tokens": None, "top_h": None, "typical_p": 1.0, "watermarking_config": None,
+    "bad_words_ids": None, "begin_suppress_tokens": None, "constraints": None, "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None, "force_words_ids": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1, "num_beams": 1, "penalty_alpha": 0.0, "sequence_bias": None, "suppress_tokens": None, "top_h": None,
+    "typical_p": 1.0, "watermarking_config": None,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -78,7 +78,7 @@ def figure(
         drawn = Figure(figsize=(inches, inches * aspect), dpi=DPI, layout="constrained")
         FigureCanvasAgg(drawn)
         yield drawn.subplots(rows, columns, squeeze=False, **subplots)
-        _make_legible(drawn)
+        make_legible(drawn)
         fonts = logging.getLogger("fontTools")  # tells every font table that it leaves out of a PDF
         level = fonts.level
         fonts.setLevel(logging.WARNING)
@@ -93,23 +93,28 @@ def figure(
             fonts.setLevel(level)
 
 
-def _make_legible(drawn: Any) -> None:
+def make_legible(drawn: Any) -> None:
     """Give the texts of a figure fonts that have their signs, and show signs that would turn or hide others."""
     from matplotlib.text import Text
 
     texts = [text for text in drawn.findobj(Text) if text.get_text()]
     for text in texts:
         text.set_text(visible(text.get_text()))
-    unusual = frozenset("".join(text.get_text() for text in texts)) - USUAL
-    if unusual and (families := _families(unusual)):
-        for text in texts:
-            text.set_fontfamily([*text.get_fontfamily(), *families])
+    families = fonts_for([text.get_text() for text in texts])
+    for text in texts if families else ():
+        text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *families])))
+
+
+def fonts_for(texts: Iterable[str]) -> tuple[str, ...]:
+    """Font families that these texts need beside the usual one; warns, once, of signs that no installed font has."""
+    unusual = frozenset("".join(texts)) - USUAL
+    return _families(unusual) if unusual else ()
 
 
 @cache
 def _families(signs: frozenset[str]) -> tuple[str, ...]:
     """Installed fonts that have the signs which the usual one lacks, as few as there need be; warns of what none has."""
-    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+    from matplotlib.font_manager import FontProperties, findfont, get_font
 
     def signs_in(path: str) -> set[str]:
         return {sign for sign in missing if ord(sign) in get_font(path).get_charmap()}
@@ -117,12 +122,29 @@ def _families(signs: frozenset[str]) -> tuple[str, ...]:
     missing = set(signs)
     missing -= signs_in(findfont(FontProperties()))
     families: list[str] = []
-    for entry in fontManager.ttflist:
-        if missing and not entry.name.startswith(PLACEHOLDERS) and (there := signs_in(entry.fname)):
-            families.append(entry.name)
-            missing -= there
+    for font in _fonts():
+        if not missing:
+            break
+        if not font.name.startswith(PLACEHOLDERS) and (present := signs_in(font.fname)):
+            families.append(font.name)
+            missing -= present
     if missing:
         warn(
-            f"figures: no installed font has {''.join(sorted(missing))}, boxes are drawn; install one, as fonts-noto-cjk"
+            f"figures: no installed font has {''.join(sorted(missing))}, boxes are drawn; install one, as fonts-noto-core or "
+            "(Chinese, Japanese, Korean) fonts-noto-cjk"
         )
     return tuple(families)
+
+
+def _fonts() -> Iterator[Any]:
+    """The fonts of matplotlib's kept list, then those that were installed since it was written."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    listed = [*fontManager.ttflist]
+    yield from listed
+    for path in sorted({*findSystemFonts()} - {font.fname for font in listed}):
+        try:
+            fontManager.addfont(path)
+        except (OSError, RuntimeError):  # a file that is no font: matplotlib passes over it, too
+            continue
+        yield fontManager.ttflist[-1]

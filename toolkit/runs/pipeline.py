@@ -18,6 +18,7 @@ from toolkit import config as configs
 from toolkit.config.classes import hidden
 from toolkit.config.files import with_texts
 from toolkit.errors import InputError
+from toolkit.runs.tracking import stage_named
 
 NAME = re.compile(r"\{([^{}$]*)\}")
 KEY = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")  # of the config, and what stands for a missing one
@@ -38,7 +39,8 @@ def run_stages(stages: Stages, root_dir: Path | str, folders: Mapping[str, Path]
     for name, stage in expand_stages(stages or {}).items():
         print(f"\n== {name}", flush=True)
         config = compose_for(stage, done, root_dir, stages)
-        done[name] = get_method(stage["run"])(config)
+        with stage_named(name):
+            done[name] = get_method(stage["run"])(config)
     return done
 
 

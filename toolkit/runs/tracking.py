@@ -41,6 +41,7 @@ LINKS = ("latest-run", "debug.log", "debug-internal.log")  # that wandb makes be
 SPELLINGS: dict[str, Mode] = {"online": "online", "offline": "offline", "disabled": "disabled",
                               "run": "online", "shared": "online", "dryrun": "offline"}  # fmt: skip
 _tags: tuple[str, ...] = ()  # of the experiment under way
+_stage = ""  # of it that runs now
 
 
 @contextmanager
@@ -52,6 +53,17 @@ def tagged(tags: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         _tags = before
+
+
+@contextmanager
+def stage_named(name: str) -> Iterator[None]:
+    """Within this context runs are called by the name of an experiment's stage, which no other of its stages has."""
+    global _stage
+    before, _stage = _stage, name
+    try:
+        yield
+    finally:
+        _stage = before
 
 
 def wandb_mode() -> Mode:
@@ -88,7 +100,8 @@ def wandb_run(
     folder    the run's files go to <folder>/wandb, which run it is to <folder>/wandb_run.json
     group     None: WANDB_RUN_GROUP, the experiment, the sweep, or the name of the folder above
     tags      more of them, beside the experiment's (`tagged`); track: False: no run
-    name      what it is called, before the command's overrides; without either, as its folder
+    name      what it is called, before the command's overrides; without either, as its folder. A stage of an experiment is
+              called by its own name (`stage_named`)
     inputs    folders that the stage read: the config's `inputs` says which runs made them
     project   None: WANDB_PROJECT, or the toolkit's; run_id: an earlier run to be continued; mode: None: `wandb_mode`'s
     Yields the wandb run, or None if there is none to log to; the `log_*` functions below take either.
@@ -106,7 +119,7 @@ def wandb_run(
     options = {
         "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
         "id": run_id,
-        "name": overrides_name(name=name or "") or folder.name,
+        "name": overrides_name(name=_stage or name or "") or folder.name,
         "group": group or folder.resolve().parent.name or None,
         "tags": list(dict.fromkeys([job_type, *filter(None, (*tags, *_tags))])),
     }

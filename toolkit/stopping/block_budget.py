@@ -62,12 +62,12 @@ class BlockBudget(BlockDraftRate):
         numbers = torch.arange(1, len(ranked) + 1, device=live.device)
         net = ranked.cumsum(0) / rows - rate * self._read(numbers / rows, state)
         best = net.argmax()
-        drafts = net[best] > rate * self._prices(state).forward.mean()
+        drafts = net[best] > rate * self.prices_at(state).forward.mean()
         budget = numbers[best].to(state["budget"].dtype).expand_as(state["budget"])
         return {**state, "budget": budget}, live & drafts
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        entering, entries = self._entering(step, state), state["entries"].clone()
+        entering, entries = self.entering(step, state), state["entries"].clone()
         last = entries[:, step.depth - 2] if step.depth > 1 else torch.ones_like(entering)
         entries[:, step.depth - 1] = torch.minimum(entering, last)  # a later position never precedes an earlier one
         return {**state, "entering": entering, "entries": entries}, torch.ones_like(entering, dtype=torch.bool)
@@ -86,7 +86,7 @@ class BlockBudget(BlockDraftRate):
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         drafted = proposal.num_calls > 0
         width = proposal.num_drafted.sum() / drafted.sum().clamp(min=1)
-        spent = 1 + proposal.num_calls * self._prices(state).forward.mean() + drafted * self._read(width[None], state)
+        spent = 1 + proposal.num_calls * self.prices_at(state).forward.mean() + drafted * self._read(width[None], state)
         return {
             **super().observe(proposal, verdict, state),
             "cost": state["cost"] + spent,
@@ -97,6 +97,6 @@ class BlockBudget(BlockDraftRate):
 
     def _read(self, widths: Tensor, state: State) -> Tensor:
         """C of so many drafted tokens per row [n], linear between whole ones; rows' contexts count by their mean."""
-        read = torch.nn.functional.pad(self._prices(state).columns.mean(0).cumsum(0), (1, 0))
+        read = torch.nn.functional.pad(self.prices_at(state).columns.mean(0).cumsum(0), (1, 0))
         low = widths.long().clamp(max=len(read) - 2)
         return read[low] + (widths - low) * (read[low + 1] - read[low])

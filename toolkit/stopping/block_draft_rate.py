@@ -17,17 +17,16 @@ What decides about position k is q_k, the state that it is made of and what was 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import AtLeast, Between, File
-from toolkit.config.values import check_ranges
-from toolkit.costs.table import CostTable
-from toolkit.stopping.base import State, StoppingPolicy, entry_probs
-from toolkit.stopping.prices import Column, Prices, PriceTable, Ratio, table_of
+from toolkit.config.notes import Between
+from toolkit.stopping.base import State, entry_probs
+from toolkit.stopping.priced import PricedDraft
+from toolkit.stopping.prices import Column, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Step, Verified
 
 
@@ -39,44 +38,22 @@ class BlockEstimate(Protocol):
 
 
 @dataclass(frozen=True)
-class BlockDraftRate(StoppingPolicy):
+class BlockDraftRate(PricedDraft):
     """Send a block's positions while their probability to enter the text exceeds the target's columns at the text's rate.
 
     estimator    P(x_k accepted) before x_k is drawn (`position_prob`), and once it is (`drawn_probs`), or one of the two
-    costs        a table by batch size, a JSON or CSV file (`toolkit.costs.load`); null: `cost_ratio` and `column_cost`
     cost_ratio   c_block, draft forward pass / target forward pass
     column_cost  what one more token per row adds to a target forward pass, as a share of it
-    batch_size   rows that are decoded together: the table is read at this size
-    acceptance   a before any round
-    evidence     drafted tokens that `acceptance` counts for
-    initial_rate  lambda of a text that begins
-    memory       target forward passes that `initial_rate` counts for
-    deepest, prices  the longest block, and what its positions cost: set by `within` and `bind`
+
+    The rest is `PricedDraft`'s.
     """
 
     reads: ClassVar[bool] = True
     reads_states: ClassVar[bool] = True
     estimator: BlockEstimate
-    costs: Annotated[str | CostTable | None, File()] = None
     cost_ratio: Ratio = None
     column_cost: Column = None
-    batch_size: Annotated[int, AtLeast(1)] = 1
-    acceptance: Annotated[float, Between(0, 1, "()")] = 0.6
-    evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0
-    initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
-    memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
-    deepest: int = 20
-    prices: PriceTable | None = None
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "policy.")
-
-    @property
-    def reads_context(self) -> bool:  # type: ignore[override]
-        return self.prices is not None and self.prices.by_context
-
-    def within(self, max_drafted: int) -> BlockDraftRate:
-        return replace(self, deepest=max_drafted)
+    acceptance: Annotated[float, Between(0, 1, "()")] = field(default=0.6, kw_only=True)
 
     def bind(self, pair: object) -> BlockDraftRate:
         table = table_of(self.costs, self.cost_ratio, self.column_cost, [self.batch_size], self.deepest + 1)
@@ -84,23 +61,18 @@ class BlockDraftRate(StoppingPolicy):
         return replace(self, estimator=self.estimator.bind(pair), prices=prices)
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state: tokens and cost of the text so far, its verified and accepted tokens, and of the round
-
-        survival  that what was drawn so far enters the text;  entering  that the position being decided does, too
-        """
-        ones = torch.ones(num_rows, dtype=torch.float32, device=device)
-        text = {"tokens": self.initial_rate * self.memory * ones, "cost": self.memory * ones}
-        counts = {name: torch.zeros_like(ones) for name in ("verified", "accepted")}
-        return {**text, **counts, "survival": ones, "entering": ones.clone()}
+        """The state of `PricedDraft`, and `entering`: that the position being decided enters the text, too."""
+        state = super().init(num_rows, device)
+        return {**state, "entering": torch.ones_like(state["cost"])}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        worth = self._prices(state).worth(self._acceptance(state), state["tokens"] / state["cost"])
+        worth = self.prices_at(state).worth(self.posterior(state), state["tokens"] / state["cost"])
         return state, live & (worth > 0)
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        entering, prices = self._entering(step, state), self._prices(state)
+        entering, prices = self.entering(step, state), self.prices_at(state)
         columns = replace(prices, tokens=prices.columns)
-        goes_on = columns.pay(entering, self._acceptance(state), state["tokens"] / state["cost"], step.depth - 1)
+        goes_on = columns.pay(entering, self.posterior(state), state["tokens"] / state["cost"], step.depth - 1)
         return {**state, "entering": entering}, goes_on
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
@@ -111,7 +83,7 @@ class BlockDraftRate(StoppingPolicy):
         return {**state, "survival": survival, "entering": following}, going
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
-        prices, ones = self._prices(state), torch.ones_like(state["survival"])
+        prices, ones = self.prices_at(state), torch.ones_like(state["survival"])
         spent = 1 + proposal.num_calls * prices.forward + prices.read(proposal.num_drafted)
         verified = torch.minimum(verdict.length + 1, proposal.num_drafted)
         return {
@@ -124,16 +96,8 @@ class BlockDraftRate(StoppingPolicy):
             "entering": ones.clone(),
         }
 
-    def _entering(self, step: Step, state: State) -> Tensor:
+    def entering(self, step: Step, state: State) -> Tensor:
         """P(all so far and this position's token are accepted) [B], before the token is drawn."""
         if hasattr(self.estimator, "position_prob"):
             return state["survival"] * self.estimator.position_prob(step).to(state["survival"].dtype)
-        return self._acceptance(state) if step.depth == 1 else state["entering"]  # predicted with the token before
-
-    def _prices(self, state: State) -> Prices:
-        assert self.prices is not None, "bind the policy to a pair first"
-        return self.prices.at(state.get("context"), state["survival"].device)
-
-    def _acceptance(self, state: State) -> Tensor:
-        """The posterior mean of the acceptance of the text's drafted tokens [B]."""
-        return (state["accepted"] + self.evidence * self.acceptance) / (state["verified"] + self.evidence)
+        return self.posterior(state) if step.depth == 1 else state["entering"]  # predicted with the token before

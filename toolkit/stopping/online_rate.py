@@ -21,7 +21,8 @@ class OnlineRate(Rate):
     """`Rate` with weights that begin again with every prompt.
 
     estimator   gives weights that lie in the state and learn from the verdicts
-    cost_ratio, rate, initial_rate, memory, costs, batch_size, acceptance, evidence, deepest, prices  as in `Rate`
+
+    The rest is `Rate`'s.
     """
 
     reads_states: ClassVar[bool] = False

@@ -19,59 +19,41 @@ Under block verification (method=block_rate) more than the product is kept; the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import Above, AtLeast, Between, File
-from toolkit.config.values import check_ranges
-from toolkit.costs.table import CostTable
+from toolkit.config.notes import Above, Between
 from toolkit.engine.facts import block_length
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
+from toolkit.stopping.priced import PricedDraft
 from toolkit.stopping.prices import RATIO, Prices, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Step, Verified
 
 
 @dataclass(frozen=True)
-class Rate(Thresholded):
+class Rate(PricedDraft, Thresholded):
     """Stop when survival * P(next accepted) < rate * cost_ratio.
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
     cost_ratio  c, draft forward pass / target forward pass; None: `costs`, measured or named, or what is assumed
     rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `initial_rate` on
-    initial_rate  the rate a prompt begins with if it is tracked
-    memory      how many target forward passes' worth of evidence `initial_rate` counts for
     costs       a cost table, a JSON or CSV file (`toolkit.costs.load`); None: `cost_ratio`, and columns for nothing
-    batch_size  rows that are decoded together: the table is read at this size
-    acceptance, evidence  with a table: probability that a token is accepted before any round, and how many tokens it counts for
-    deepest, prices  the deepest round, and what its tokens cost: set by `within` and `bind`
+
+    The rest is `PricedDraft`'s; `batch_size`, `acceptance` and `evidence` count with a table alone.
     """
 
     reads_states: ClassVar[bool] = True
     estimator: DrawnEstimator
     cost_ratio: Ratio = None
     rate: Annotated[float, Above(0)] | None = None
-    initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 2.0
-    memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
-    costs: Annotated[str | CostTable | None, File()] = None
-    batch_size: Annotated[int, AtLeast(1)] = 1
-    acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
-    evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0
-    deepest: int = 20
-    prices: PriceTable | None = None
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "policy.")
+    initial_rate: Annotated[float, Between(0, 1e6, "(]")] = field(default=2.0, kw_only=True)
 
     @property
     def uses_history(self) -> bool:  # type: ignore[override]
         return self.rate is None or self.costs is not None
-
-    @property
-    def reads_context(self) -> bool:  # type: ignore[override]
-        return self.prices is not None and self.prices.by_context
 
     @property
     def ratio(self) -> float:
@@ -81,9 +63,6 @@ class Rate(Thresholded):
     @property
     def level(self) -> float:
         return (self.initial_rate if self.rate is None else self.rate) * self.ratio
-
-    def within(self, max_drafted: int) -> Rate:
-        return replace(self, deepest=max_drafted)
 
     def bind(self, pair: object) -> Rate:
         estimator = self.estimator.bind(pair)
@@ -95,40 +74,26 @@ class Rate(Thresholded):
         return replace(self, estimator=estimator, prices=prices)
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far.
-
-        With a table also the prompt's drafted tokens that were verified, and the accepted ones.
-        """
-        ones = torch.ones(num_rows, dtype=torch.float32, device=device)
-        counts = {} if self.prices is None else {name: torch.zeros_like(ones) for name in ("verified", "accepted")}
-        if self.rate is not None:
-            return {"survival": ones, **counts}
-        tokens, cost = (torch.full_like(ones, value) for value in (self.initial_rate * self.memory, self.memory))
-        return {"survival": ones, "tokens": tokens, "cost": cost, **counts}
+        """The state of `PricedDraft`: tokens and cost if the rate is tracked, counts of drafted tokens with a table."""
+        left_out = set() if self.rate is None else {"tokens", "cost"}
+        left_out |= {"verified", "accepted"} if self.prices is None else set()
+        return {name: tensor for name, tensor in super().init(num_rows, device).items() if name not in left_out}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         if self.prices is None:
             return super().begin(live, state)
-        return state, live & self._pays(self._prices(state), self._acceptance(state), state, 0)
-
-    def _prices(self, state: State) -> Prices:
-        assert self.prices is not None
-        return self.prices.at(state.get("context"), state["survival"].device)
-
-    def _acceptance(self, state: State) -> Tensor:
-        """The posterior mean of the acceptance of the prompt's drafted tokens [B]."""
-        return (state["accepted"] + self.evidence * self.acceptance) / (state["verified"] + self.evidence)
+        return state, live & self._pays(self.prices_at(state), self.posterior(state), state, 0)
 
     def _pays(self, prices: Prices, following: Tensor, state: State, depth: int) -> Tensor:
         rate = (
             torch.full_like(state["survival"], self.rate) if self.rate is not None else state["tokens"] / state["cost"]
         )
-        return prices.pay(following, self._acceptance(state), rate, depth)
+        return prices.pay(following, self.posterior(state), rate, depth)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
         if self.prices is not None:
-            return state, self._pays(self._prices(state), score, state, step.depth)
+            return state, self._pays(self.prices_at(state), score, state, step.depth)
         if self.rate is not None:
             return state, score >= self.level
         return state, score >= state["tokens"] / state["cost"] * self.ratio
@@ -150,6 +115,6 @@ class Rate(Thresholded):
         if self.prices is None:
             cost = proposal.num_calls * self.ratio + 1
         else:
-            prices = self._prices(state)
+            prices = self.prices_at(state)
             cost = proposal.num_calls * prices.forward + 1 + prices.read(proposal.num_drafted)
         return {**fresh, "tokens": state["tokens"] + verdict.length + 1, "cost": state["cost"] + cost}

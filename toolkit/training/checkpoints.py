@@ -3,8 +3,11 @@
 The run folder's checkpoints/ holds last.ckpt, written every `every_n_steps` steps and at every epoch's end, and best.ckpt. Each
 is whole or absent, also if the process is killed while writing, which Lightning's own writer does not ensure.
 
-A training begins with the weights of a head (from_pretrained=FOLDER), with the whole state of a checkpoint (ckpt_path=FILE), or
-with the run folder's own last checkpoint if there is one, else with fresh weights.
+A training begins with one of these:
+
+    from_pretrained=FOLDER  the weights of a head
+    ckpt_path=FILE          the whole state of a checkpoint
+    neither                 the run folder's own last checkpoint, or fresh weights where there is none
 """
 
 from __future__ import annotations

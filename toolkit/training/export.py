@@ -33,8 +33,9 @@ def export(
     """
     head, parts = module.head, module.evaluate(batches)
     scores = {name: float(value) for name, value in module.named(parts).items()} | dict(closing or {})
-    head.save(folder / HEAD, {**facts, "metrics": scores})
     first = parts[module.suffixes[0]]
+    facts = {**facts, "alpha": mean_label(first.reliability())}
+    head.save(folder / HEAD, {**facts, "metrics": scores})
     write_json(folder / SCORES, {**scores, "num_positions": int(first.counts.sum())})
     tables = {suffix.lstrip("_") or "raw": part.reliability() for suffix, part in parts.items()}
     bins = [{"scores": name, **row} for name, rows in tables.items() for row in rows]
@@ -42,6 +43,12 @@ def export(
     draw_reliability(bins, folder / DIAGRAM, "reliability on validation text")
     write_text(folder / CARD, _card(head, facts, scores, module))
     return scores
+
+
+def mean_label(bins: Sequence[Mapping[str, Any]]) -> float:
+    """The mean label of all positions, from the bins of a reliability diagram."""
+    count = sum(row["count"] for row in bins)
+    return sum(row["count"] * row["mean_label"] for row in bins if row["count"]) / max(count, 1)
 
 
 def _card(head: SavedHead, facts: Mapping[str, Any], scores: Mapping[str, float], module: HeadTraining) -> str:
@@ -60,7 +67,7 @@ weights' shift.
 
 ![Reliability]({DIAGRAM})
 
-Use it: `python -m toolkit.decode method={head.method} head=FOLDER/{HEAD}`
+How it is used: {HEAD}/README.md.
 
 Compared with simpler predictors on the same positions, each scaled and shifted to its least log loss:
 

@@ -6,6 +6,7 @@ Each `open_*` yields a Lightning logger, or None if another process of the run l
 from __future__ import annotations
 
 import csv
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -106,6 +107,7 @@ def open_wandb(
         group,
         tags,
         track=is_first_process(),
+        name=what_is_trained(config),
         project=project,
         run_id=id or run_id,
         mode="offline" if offline else None,
@@ -119,6 +121,14 @@ def open_wandb(
         yield WandbLogger(experiment=run, save_dir=str(folder), log_model=False)
         if log_head and (folder / "head").exists():
             log_folder(run, f"head-{folder.name}", "head", folder / "head")
+
+
+def what_is_trained(config: Mapping[str, Any]) -> str:
+    """What sets a training apart from others of its experiment: acceptance_head, preread_head, eagle3, dflash, draft, ..."""
+    if head := config.get("head"):
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(head["_target_"]).rpartition(".")[2]).lower()
+    kind = config.get("kind")
+    return str(kind.get("kind", "eagle3")) if kind else "draft"
 
 
 def run_id_of(folder: Path, checkpoint: Mapping[str, Any] | None) -> str:

@@ -29,7 +29,8 @@ from toolkit.config.values import check_ranges
 class WeightedBCE:
     """Cross entropy in nats.
 
-    w_acc, w_rej  weight of an acceptance, of a rejection
+    w_acc  weight of an acceptance
+    w_rej  weight of a rejection
     """
 
     w_acc: Annotated[float, Above(0)] = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from hydra.utils import get_class
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
 from toolkit.config import commands
+from toolkit.config.notes import Internal
 from toolkit.errors import unknown_name
 from toolkit.training.examples import ExampleData, Positions
 from toolkit.training.losses import WeightedBCE
@@ -46,7 +47,7 @@ class HeadTraining(WholeSteps):
         loss: WeightedBCE,
         optimizer: partial[torch.optim.Optimizer],
         scheduler: Callable[..., Any] | None = None,
-        about: Mapping[str, Any] | None = None,
+        about: Annotated[Mapping[str, Any] | None, Internal()] = None,
     ):
         super().__init__(optimizer, scheduler, about)
         self.head, self.loss = head, loss

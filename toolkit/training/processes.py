@@ -30,6 +30,7 @@ from toolkit.runs.stage import sweep_name
 
 PATIENCE = timedelta(days=30)  # the first process may have responses of a large target to make
 SINGLE = ("auto", "single_device")  # strategies of one process, if devices is 1
+SPLITTING = ("fsdp", "deepspeed", "model_parallel")  # strategies that keep a part of the weights in each process
 ALL = ("auto", "-1")  # devices: as many as there are
 
 
@@ -47,30 +48,18 @@ def is_distributed(trainer: Mapping[str, Any]) -> bool:
     return not alone or trainer.get("num_nodes", 1) > 1 or str(trainer.get("strategy", "auto")) not in SINGLE
 
 
-def is_sharded(trainer: Mapping[str, Any]) -> bool:
-    return "fsdp" in str(trainer.get("strategy", "auto"))
-
-
-def check_processes(
-    trainer: Mapping[str, Any], *, multirun: bool, checkpoints: bool, accelerators: int, rate: bool
-) -> None:
-    """Raises InputError if a trainer's config cannot work.
-
-    multirun: several trainings by one command; checkpoints: whether any are written; accelerators: GPUs; rate: one is given
-    """
+def check_processes(trainer: Mapping[str, Any], *, multirun: bool) -> None:
+    """Raises InputError if a trainer's config cannot work; multirun: several trainings by one command."""
+    strategy = str(trainer.get("strategy", "auto"))
     if is_distributed(trainer) and multirun:
         raise InputError(
-            f"trainer.strategy={trainer.get('strategy', 'auto')}: its processes run the whole command, and a multirun "
-            "is several trainings; expected one command per training, or trainer=cpu or trainer=gpu with a launcher"
+            f"trainer.strategy={strategy}: its processes run the whole command, and a multirun is several trainings; "
+            "expected one command per training, or trainer=cpu or trainer=gpu with a launcher"
         )
-    if not is_sharded(trainer):
-        return
-    if not accelerators:
-        raise InputError("trainer=fsdp: expected GPUs, found none; trainer=ddp_sim tries several processes on a CPU")
-    if not checkpoints:
-        raise InputError("trainer=fsdp: expected callbacks.checkpoints: the whole weights are put together from them")
-    if not rate:
-        raise InputError("trainer=fsdp: expected optimizer.lr=NUMBER: the trial that finds one trains whole heads")
+    if any(name in strategy for name in SPLITTING):
+        raise InputError(
+            f"trainer.strategy={strategy} splits the weights: expected ddp, for each process exports and scores whole models"
+        )
 
 
 def check_accelerator(trainer: Mapping[str, Any]) -> None:
@@ -94,14 +83,7 @@ class Processes:
 
         Those that are not the first print nothing from here on, except errors.
         """
-        targets = [spec.get("_target_", "") for spec in (cfg.callbacks or {}).values() if spec is not None]
-        check_processes(
-            cfg.trainer,
-            multirun=sweep_name() is not None,
-            checkpoints=any("Checkpoints" in target for target in targets),
-            accelerators=torch.cuda.device_count(),
-            rate=cfg.optimizer.get("lr") is not None,
-        )
+        check_processes(cfg.trainer, multirun=sweep_name() is not None)
         check_accelerator(cfg.trainer)
         processes = cls(cfg.trainer)
         if not is_first_process():

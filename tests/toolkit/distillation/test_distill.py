@@ -71,7 +71,7 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     pair = ModelPair.from_pretrained(tiny_pair / "target", draft=folder / "draft")
     (generation,) = generate(pair, ["the cat"], "speculative", max_new_tokens=8)
     assert len(generation.token_ids) <= 8 and generation.counts.num_drafted > 0
-    assert "Probability of acceptance" in (folder / "draft" / "README.md").read_text()
+    assert "probability of acceptance" in (folder / "draft" / "README.md").read_text()
     assert not pair.draft.lm_head.weight.requires_grad
     draft = folder / "draft"
     model, report = AutoModelForCausalLM.from_pretrained(draft, output_loading_info=True)
@@ -191,6 +191,13 @@ def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
         beside.prepare(train, validation)
         probs = OnlineTeacher(model, temperature).expected(sequences).at(whole).log_probs
         assert torch.allclose(beside.expected(sequences).log_probs, probs.topk(changed["top_k"]).values, atol=1e-5)
+    faster = CachedTeacher(target, 1.0, **settings, dtype="bfloat16")
+    faster.prepare(train, validation)
+    rounded, exact = faster.expected(sequences).log_probs, cached.expected(sequences).log_probs
+    assert torch.allclose(rounded, exact, atol=0.2) and not torch.equal(rounded, exact)
+    assert torch.equal(
+        faster.whole(validation).at(whole[:2]).log_probs, cached.whole(validation).at(whole[:2]).log_probs
+    )
     again = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise").expected(sequences[::-1])
     assert torch.equal(again.log_probs, expected.log_probs)
     half = Weights.of(load_draft(tiny_pair / "target", dtype="bfloat16"))  # as another number format of these weights

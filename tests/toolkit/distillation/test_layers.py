@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from toolkit.distillation import drafts
-from toolkit.distillation.drafts import absence_costs, blank_of, draft_of, layers_in, most_costly
+from toolkit.distillation.drafts import absence_costs, draft_of, layers_in, most_costly
 from toolkit.engine.shrinking import build
 from toolkit.errors import InputError
 from toolkit.models import reduced
@@ -38,15 +38,6 @@ def test_the_cost_of_an_absence_is_the_divergence_without_the_layer(tmp_path, mo
 def test_layers_that_do_not_exist_are_one_line(layers):
     with pytest.raises(InputError, match="layers: expected layers from 0 to 2 of the target, each once"):
         draft_of(tiny_llama(16, 3, 0, torch.float32), layers)
-
-
-def test_a_blank_draft_takes_the_weights_of_the_trained_one():
-    draft = draft_of(tiny_llama(16, 3, 0, torch.float64), [0, 2])
-    blank = blank_of(draft)()
-    assert blank.dtype == torch.float64 and not torch.equal(blank.lm_head.weight, draft.lm_head.weight)
-    blank.load_state_dict(draft.state_dict())
-    with torch.no_grad():
-        assert torch.equal(produced_logits(blank.eval(), TEXTS), produced_logits(draft, TEXTS))
 
 
 # -- families -----------------------------------------------------------------------------------------------------------

@@ -143,6 +143,8 @@ def test_an_exported_folder_streams_and_stops_at_strings(target, inputs, tmp_pat
     ("options", "words"),
     [
         ({"num_beams": 2}, "num_beams=2"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha=0.6"),  # transformers hands these on without a word
+        ({"dola_layers": "low"}, "dola_layers=low"),
         ({"no_repeat_ngram_size": 3}, "NoRepeatNGramLogitsProcessor"),
         ({"logits_processor": LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])}, "NoRepeatNGramLogitsProcessor"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5|UnbatchedClassifierFree"),

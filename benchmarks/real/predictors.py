@@ -1,0 +1,56 @@
+"""What predicts acceptance on the real pair, by replay: heads, statistics of q, and the other rows of docs/heads.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.real.folder import FOLDER, note, noted, pair_words, stage, target_words
+
+TOKENS = 48  # of a response that is reported
+COST_RATIO = 0.06  # of the draft, one layer of thirty (docs/results.md); columns are free in this table
+PARTS = {  # where settings are chosen, and what is reported
+    "dev": ("train.jsonl", "prompts.split=test", "prompts.limit=48", "sampling.seed=1"),
+    "test": ("spec_bench.jsonl", "sampling.seed=2"),
+}
+DOMAINS = {1: "sampled", 0: "greedy"}
+LEVELS = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+
+
+def answers(prompts: str, *words: str) -> Path:
+    """The target's responses to a file of prompts; the draft has no part in them."""
+    source = ["prompts=jsonl", f"prompts.path={FOLDER / prompts}"]
+    return stage("data_gen.responses", *target_words(), "pair.draft=null", *source, "batch_size=32", *words)
+
+
+def part_answers(part: str, temperature: int) -> Path:
+    """Those to questions that settings are chosen on (dev), or to those that are reported (test)."""
+    return answers(*PARTS[part], f"sampling.max_new_tokens={TOKENS}", f"sampling.temperature={temperature}")
+
+
+def recorded(responses: Path | str, max_drafted: int, *words: str, kind: str = "") -> Path:
+    """A recording of a draft on responses, with its states."""
+    shared = [f"responses={responses}", f"max_drafted={max_drafted}", "hidden=true", "heads={}"]
+    return stage("data_gen.traces", *pair_words(kind), *shared, *words)
+
+
+def train_heads(kind: str = "") -> Path:
+    """Both heads of a draft, trained on a recording of the noted answers, which is returned."""
+    learn = recorded(noted("answers"), 6 if kind else 1, kind=kind)
+    for name in ("acceptance", "preread"):
+        run = stage("toolkit.train", f"model={name}_head", "data=traced", f"data.path={learn}", *pair_words(kind))
+        note(f"{name}{kind}", str(run / "head"))
+    return learn
+
+
+def predictors() -> None:
+    """Both heads and the table: levels chosen on training-side questions, reported on Spec-Bench, T = 0 and 1."""
+    learn, tables = train_heads(), {"tuning": "dev", "tests": "test"}
+    words = [f"statistics=[{learn}]", f"heads=[{noted('acceptance')},{noted('preread')}]", f"thresholds={LEVELS}"]
+    for key, part in tables.items():
+        traces = [
+            f"{name}: {recorded(part_answers(part, temperature), 10, 'upper_bound=true')}"
+            for temperature, name in DOMAINS.items()
+        ]
+        words.append(f"{key}={{{', '.join(traces)}}}")
+    folder = stage("analysis.heads", *pair_words(), *words, f"cost_ratio={COST_RATIO}", "max_drafted=8")
+    note("predictors", str(folder))
