@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.collections import PathCollection
 from matplotlib.lines import Line2D
 
 from analysis.figures.method_styles import LABELS, METHODS, Look, label, look, setting_name, short
 from analysis.tables.grid import ORACLE, PLAIN, REFERENCES
 from analysis.tables.rows import undominated
-from toolkit.runs.figure_style import INK, MUTED, PALETTE, REST, Width, figure
+from toolkit.files.text import visible
+from toolkit.runs.figure_style import INK, MUTED, PALETTE, REST, Width, figure, fonts_for, make_legible
 
 __all__ = [
     "INK", "LABELS", "METHODS", "MUTED", "PALETTE", "acceptance", "acceptance_by_position", "costs", "explained", "label",
@@ -37,8 +39,10 @@ def place(axes: Any, texts: Sequence[Text], scale: float = 0.92, bold: bool = Tr
 
     if not texts:
         return
+    make_legible(axes.figure)  # before anything is measured
     axes.figure.draw_without_rendering()  # fixes the layout
     x, y, words, colors = (list(values) for values in zip(*texts, strict=True))
+    words = [visible(word) for word in words]
     lines = [line.get_xydata() for line in axes.lines if line.get_transform().contains_branch(axes.transData)]
     lines = [line for line in lines if len(line) > 1]
     clouds = [drawn for drawn in axes.collections if isinstance(drawn, PathCollection)]  # no bands, no error bars
@@ -50,8 +54,8 @@ def place(axes: Any, texts: Sequence[Text], scale: float = 0.92, bold: bool = Tr
         axes, x, y, words, x_scatter=spots[:, 0], y_scatter=spots[:, 1],
         x_lines=[line[:, 0] for line in lines], y_lines=[line[:, 1] for line in lines],
         textsize=size, textcolor=colors, linecolor=colors, linewidth=0.6, fontweight="bold" if bold else "normal",
-        margin=0.006, min_distance=0.02, max_distance=0.35, nbr_candidates=600, avoid_label_lines_overlap=True,
-        clip_on=False,
+        fontfamily=[*rcParams["font.family"], *fonts_for(words)], margin=0.006, min_distance=0.02, max_distance=0.35,
+        nbr_candidates=600, avoid_label_lines_overlap=True, clip_on=False,
     )  # fmt: skip
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -86,11 +87,11 @@ def started(python: Path, target: str, options: Sequence[str], log: Path) -> Ite
         yield server
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with suppress(ProcessLookupError):  # its engine and its workers, too, which outlive a server that was killed
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _healthy(server: Server) -> bool:

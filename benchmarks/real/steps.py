@@ -172,10 +172,12 @@ def sweeps(kind: str = "") -> None:
 def live() -> None:
     """Decoding itself, in turns, every method as it comes, beside transformers. It needs no other step; a draft joins in."""
     model()
+    if is_compact(SHIPPED):
+        draft()
     pair, prompts = loaded(), encoded("live.jsonl")
     tables = {str(size): asdict(costs_here(pair, size)[0][0]) for size in (1, 4)}
-    draft = noted("draft") if pair.drafts else None
-    facts = {**machine_of(pair), "draft": draft, "questions": len(prompts), "costs": tables}
+    drafted_by = noted("draft") if pair.drafts else None
+    facts = {**machine_of(pair), "draft": drafted_by, "questions": len(prompts), "costs": tables}
     path = FOLDER / "live.json"
     if not path.exists() or read_json(path) != json.loads(json.dumps(facts)):
         for stale in FOLDER.glob("live-*.csv"):  # of another machine, draft or cost table

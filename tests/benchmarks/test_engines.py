@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,9 @@ def test_what_a_server_answered_before_it_ended_is_kept_and_asked_no_more(tmp_pa
     with vllm_server.started(python, "target", [], log) as server:
         vllm_server.ask(server, prompts, 0.0, 4, path)
     assert [answer["prompt"] for answer in vllm_server.answers_of(path)] == [[1], [2], [3]]
+    worker = log.read_text().partition("worker ")[2].split()[0]
+    state = subprocess.run(["ps", "-o", "stat=", "-p", worker], capture_output=True, text=True).stdout
+    assert state.strip() in ("", "Z"), "what the server had started has ended with it"
     refused = vllm_server.started(python, "target", ["--speculative-config", "bad"], log)
     with pytest.raises(InputError, match="vLLM did not start: .*ValueError: no such draft"):
         refused.__enter__()
@@ -169,10 +173,11 @@ def test_a_number_of_each_request_reaches_all_of_its_drafted_tokens(monkeypatch)
 
 
 FAKE = """
-import json, os, sys
+import json, os, subprocess, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 if "bad" in sys.argv:
     raise ValueError("no such draft")
+print("worker", subprocess.Popen(["sleep", "60"]).pid, file=sys.stderr, flush=True)
 count = 0
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args): pass

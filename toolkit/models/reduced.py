@@ -76,8 +76,8 @@ class ReducedOutput(nn.Module):
 class WithReducedOutput:
     """What transformers asks of a draft of our own classes, with its embeddings and rows."""
 
-    embed_tokens: nn.Module
-    lm_head: nn.Module
+    embed_tokens: nn.Embedding
+    lm_head: ReducedOutput
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
@@ -85,7 +85,7 @@ class WithReducedOutput:
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def set_output_embeddings(self, output: nn.Module) -> None:
+    def set_output_embeddings(self, output: Any) -> None:
         self.lm_head = output
 
 

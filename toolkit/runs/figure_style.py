@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -78,7 +78,7 @@ def figure(
         drawn = Figure(figsize=(inches, inches * aspect), dpi=DPI, layout="constrained")
         FigureCanvasAgg(drawn)
         yield drawn.subplots(rows, columns, squeeze=False, **subplots)
-        _make_legible(drawn)
+        make_legible(drawn)
         fonts = logging.getLogger("fontTools")  # tells every font table that it leaves out of a PDF
         level = fonts.level
         fonts.setLevel(logging.WARNING)
@@ -93,17 +93,22 @@ def figure(
             fonts.setLevel(level)
 
 
-def _make_legible(drawn: Any) -> None:
+def make_legible(drawn: Any) -> None:
     """Give the texts of a figure fonts that have their signs, and show signs that would turn or hide others."""
     from matplotlib.text import Text
 
     texts = [text for text in drawn.findobj(Text) if text.get_text()]
     for text in texts:
         text.set_text(visible(text.get_text()))
-    unusual = frozenset("".join(text.get_text() for text in texts)) - USUAL
-    if unusual and (families := _families(unusual)):
-        for text in texts:
-            text.set_fontfamily([*text.get_fontfamily(), *families])
+    families = fonts_for([text.get_text() for text in texts])
+    for text in texts if families else ():
+        text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *families])))
+
+
+def fonts_for(texts: Iterable[str]) -> tuple[str, ...]:
+    """Font families that these texts need beside the usual one; warns, once, of signs that no installed font has."""
+    unusual = frozenset("".join(texts)) - USUAL
+    return _families(unusual) if unusual else ()
 
 
 @cache

@@ -68,7 +68,8 @@ def _sent(
         drafted += 1
         step.tokens = torch.tensor([draft[depth] for draft in drafts])
         state, going = policy.step(step, state)
-    return policy.sent(drafted, state).tolist()
+    lengths: list[int] = policy.sent(drafted, state).tolist()
+    return lengths
 
 
 def _emitted(rule: PathRule, table: PrefixTables, drafted: tuple[int, ...]) -> dict[tuple[int, ...], float]:
