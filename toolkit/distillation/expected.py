@@ -1,8 +1,8 @@
 """The alpha to expect of a draft of the target's layers, from measured curves: alpha over distinct response tokens.
 
 The first stage of +experiment=draft. Points: toolkit/assets/draft_curve.csv, drafts of SmolLM2-135M with the recipe's settings,
-each on validation texts of its run. At a number of tokens the best number of epochs counts. Between the points alpha is interpolated in the
-logarithm of the tokens; beyond them it goes on as between the last two.
+each on validation texts of its run. At a number of tokens the best number of epochs counts. Between the points alpha is
+interpolated in the logarithm of the tokens; beyond them it goes on as between the last two.
 """
 
 from __future__ import annotations
