@@ -95,8 +95,11 @@ def _keys_of(target: str) -> Keys:
         owner: Any = next(kind for kind in thing.__mro__ if "__init__" in vars(kind))  # the nearest constructor counts
         is_dataclass = "__dataclass_fields__" in vars(owner)
         hints = _hints(owner if is_dataclass else owner.__init__)
-        package = thing.__module__.partition(".")[0]  # another package's base class says nothing of these keys
-        documented = [owner.__init__, *(kind for kind in thing.__mro__ if kind.__module__.partition(".")[0] == package)]
+        packages = {*OURS, thing.__module__.partition(".")[0]}  # torch's base classes, say, know nothing of these keys
+        documented = [
+            owner.__init__,
+            *(kind for kind in thing.__mro__ if kind.__module__.partition(".")[0] in packages),
+        ]
     else:
         hints, documented = _hints(inspect.unwrap(thing)), [thing, getattr(thing, "__self__", None)]
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_POSITIONAL]
