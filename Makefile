@@ -44,7 +44,7 @@ gpu: ## exactness and speed on a CUDA device in steps, into outputs/gpu/ (25 min
 gpu-check: ## exactness on a CUDA device alone
 	$(PYTHON) -m benchmarks.gpu exactness $(ARGS)
 
-examples: $(READY) ## the examples/ on the toy pair (12 minutes)
+examples: $(READY) ## the examples/ on the toy pair (4 minutes)
 	PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONPATH=. $(SHELL) -ec 'python examples/run_notebook.py examples/first_look.ipynb; \
 		for script in custom_generate policy; do python examples/$$script.py; done; \
 		for script in head draft need_a_head; do bash examples/$$script.sh; done'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A draft for a target that has none: made of the target's layers, distilled on its responses, compared at measured costs.
-#     bash examples/draft.sh                           the toy target: three minutes on two cores
+#     bash examples/draft.sh                           the toy target: a minute
 #     bash examples/draft.sh TARGET PROMPTS.jsonl      yours (SmolLM2 135M: an hour on two cores, SIZE= for the full size)
 set -euo pipefail
 mkdir -p outputs/examples

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A head for your pair, from prompts alone: trained, compared with fixed lengths and thresholds, decoded with.
-#     bash examples/head.sh                                the embedded toy pair: three minutes on two cores
+#     bash examples/head.sh                                the embedded toy pair: a minute
 #     bash examples/head.sh TARGET DRAFT PROMPTS.jsonl     yours: folders, hub names or GGUF files; {"id": ..., "prompt": ...}
 set -euo pipefail
 mkdir -p outputs/examples

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Do I need a trained head? What predicts acceptance on your own texts, beside a head that is trained on them.
-#     bash examples/need_a_head.sh                                the embedded toy pair: four minutes on two cores
+#     bash examples/need_a_head.sh                                the embedded toy pair: a minute
 #     bash examples/need_a_head.sh TARGET DRAFT PROMPTS.jsonl     yours: folders, hub names or GGUF files; {"id": ..., "prompt": ...}
 set -euo pipefail
 mkdir -p outputs/examples

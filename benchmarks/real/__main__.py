@@ -61,6 +61,7 @@ def main() -> None:
     if options.draft:
         note("draft", str(options.draft.resolve()))
     if options.ship:
+        STEPS["model"]()
         ship(options.ship)
         return
     path = FOLDER / "steps.json"

@@ -56,8 +56,8 @@ def ship(run: Path) -> None:
     own = own.replace(
         "library_name:", "license: apache-2.0\nbase_model: HuggingFaceTB/SmolLM2-135M-Instruct\nlibrary_name:"
     )
-    parts = [own.rstrip(), "## Spec-Bench", *by_category(source), USE, LICENCE]
     copied(source, SHIPPED)
+    parts = [own.rstrip(), "## Spec-Bench", *by_category(SHIPPED), USE, LICENCE]
     card = "\n\n".join(parts) + "\n"
     print(f"output: {write_text(SHIPPED / CARD, card)}")
 

@@ -1,8 +1,8 @@
 """The alpha to expect of a draft of the target's layers, from measured curves: alpha over distinct response tokens.
 
 The first stage of +experiment=draft. Points: toolkit/assets/draft_curve.csv, drafts of SmolLM2-135M with the recipe's settings,
-each on validation texts of its run. At a number of tokens the best number of epochs counts. Between the points alpha is interpolated in the
-logarithm of the tokens; beyond them it goes on as between the last two.
+each on validation texts of its run. At a number of tokens the best number of epochs counts. Between the points alpha is
+interpolated in the logarithm of the tokens; beyond them it goes on as between the last two.
 """
 
 from __future__ import annotations
@@ -42,3 +42,9 @@ def expected_alpha(points: pd.DataFrame, tokens: float) -> float:
         slope = (alphas[-1] - alphas[-2]) / (logs[-1] - logs[-2])
         return float(min(alphas[-1] + slope * (np.log(tokens) - logs[-1]), 1.0))
     return float(np.interp(np.log(tokens), logs, alphas))
+
+
+if __name__ == "__main__":
+    from toolkit.runs.command import command
+
+    command("responses", run)
