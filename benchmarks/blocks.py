@@ -9,7 +9,8 @@ c_block + C(k + 1).
     largest q >= h          the best threshold of the recording, likewise
     statistics, confidence head, our head   `block_draft_rate`, by who estimates acceptance
     perfect confidence      the same, with sum min(p, q) of every position
-    upper bound             the same, and min(1, p/q) of every drawn token
+    and of drawn tokens     the same, and min(1, p/q) of every drawn token
+    upper bound             `toolkit.trace.bounds`: a block and its tokens are known before it is drafted
 
 Then calibration: mean estimate and mean acceptance by depth, over rounds in which all before it was accepted.
 """
@@ -36,6 +37,7 @@ from toolkit.errors import answer_signals
 from toolkit.stopping import BlockDraftRate, Bounded, Fixed, Largest
 from toolkit.stopping.prices import Prices, PriceTable
 from toolkit.trace import Trace
+from toolkit.trace.bounds import true_probability
 from toolkit.trace.record_by_start import StartRecorder
 from toolkit.trace.replay import Replayed, replay
 from toolkit.trace.score import named_scorers, with_logits
@@ -84,7 +86,7 @@ def estimators(pair: ModelPair, head: str | None) -> Iterator[tuple[str, Any]]:
     if head is not None:
         yield "our head", PrereadEstimator(head).bind(pair)
     yield "perfect confidence", TruePositions()
-    yield "upper bound", TrueTokens()
+    yield "and of drawn tokens", TrueTokens()
 
 
 def rates(replayed: Replayed, prices: Prices) -> tuple[float, float]:
@@ -113,6 +115,8 @@ def of_costs(trace: Trace, who: list[tuple[str, Any]], table: CostTable, name: s
         policy = BlockDraftRate(estimator, costs=table, batch_size=batch).within(most)
         bound = replace(policy, prices=PriceTable.of(LoadCost.of([table]), batch, most, flat=False, blocks=True))
         rows[estimated] = replay(trace, Bounded(bound, 0, most))
+    bound = true_probability(trace, float(prices.forward[0]), columns=prices.columns[0, :most].tolist())
+    rows["upper bound"] = bound.replayed
     for sent, replayed in rows.items():
         print("| {} | {:.3f} | {:.3f} |".format(sent, *rates(replayed, prices)))
 
@@ -150,7 +154,7 @@ def main() -> None:
         of_costs(trace, who, measure(pair, batch)[0], f"batch {batch}")
     for column in () if options.costs is None else options.costs[1:]:
         of_costs(trace, who, CostTable.ratio(options.costs[0], column), "given")
-    calibration(trace, [(name, estimator) for name, estimator in who if name != "upper bound"])
+    calibration(trace, [(name, estimator) for name, estimator in who if name != "and of drawn tokens"])
 
 
 if __name__ == "__main__":
