@@ -42,6 +42,7 @@ class BlockBudget(BlockDraftRate):
     """
 
     couples_rows: ClassVar[bool] = True
+    ranks_rows: ClassVar[bool] = True
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state of `BlockDraftRate`, and `budget`, of the round, in every row [B], and by depth [B, D]

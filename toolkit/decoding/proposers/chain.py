@@ -75,7 +75,7 @@ class ChainProposer(TextProposer):
             if seen is not None:
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
         longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
-        if longest and policy.couples_rows:
+        if longest and policy.ranks_rows:
             num_drafted = policy.sent(num_drafted, state)
             longest = min(longest, int(num_drafted.max()))
         if not longest:
