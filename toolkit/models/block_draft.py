@@ -15,8 +15,8 @@ Keys and values of the text are projections of the target's states, without the 
 Layers with a sliding window are causal inside a block unless `sliding_window_non_causal`.
 Deviation: none in the arithmetic. What heads and policies read of a position is [state, w1[x_{k-1}]], of which q_k is made.
 
-Shapes: b rows, S tokens of a text, A blocks of a row, L block_size, K tokens that a block predicts, D hidden size, W width of
-the target's states, V vocabulary, V' output rows, r rank of the Markov term.
+Shapes, texts: b rows, S tokens of a text, A blocks of a row, L block_size, K tokens that a block predicts.
+Shapes, weights: D hidden size, W width of the target's states, V vocabulary, V' output rows, r rank of the Markov term.
 """
 
 from __future__ import annotations

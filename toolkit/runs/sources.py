@@ -18,17 +18,17 @@ def prompts_behind(inputs: Iterable[Path | str]) -> list[str]:
 
     What has no manifest, or whose folder is gone, is left out.
     """
-    found: list[str] = []
+    sources: list[str] = []
     folders = (path if path.is_dir() else path.parent for path in map(Path, inputs))
     for folder in dict.fromkeys(folders):
         if not (folder / MANIFEST).is_file():
             continue
         manifest = read_manifest(folder)
         if manifest["stage"] == "responses":
-            found.append(described(config_as_written(manifest)["prompts"]))
+            sources.append(described(config_as_written(manifest)["prompts"]))
         else:
-            found += prompts_behind(manifest.get("inputs") or {})
-    return list(dict.fromkeys(found))
+            sources += prompts_behind(manifest.get("inputs") or {})
+    return list(dict.fromkeys(sources))
 
 
 def described(prompts: Mapping[str, Any]) -> str:
