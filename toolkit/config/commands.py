@@ -64,8 +64,8 @@ SMALL_RATIOS = [0.05, 0.1, 0.2, 0.3, 0.5]
 TABLE_COSTS = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]
 OF_TREES = ["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"]
 COST_RANGE = [0.05, 5.0]
-LOAD_DRAFT = {"_target_": "toolkit.models.pair.load_draft", "source": "${pair.draft}", "device": "cpu",
-              "dtype": "${pair.dtype}"}  # fmt: skip
+LOAD_DRAFT = {"_target_": "toolkit.models.pair.load_draft", "source": "${pair.draft}", "target": "${pair.target}",
+              "device": "cpu", "dtype": "${pair.dtype}"}  # fmt: skip
 READ_RESPONSES = {"_target_": "data_gen.texts.read_responses", "_partial_": True}
 READ_ROWS = {"_target_": "data_gen.responses.read_rows", "_partial_": True}
 Hardware = Literal["h100", "h200", "a100", "l40s"]

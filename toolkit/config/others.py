@@ -65,6 +65,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "toolkit.models.pair.load_draft": {
         **LOADING,
         "source": Annotated[str | None, Model(), "the draft: a folder, a hub name, or toy/draft"],
+        "target": Annotated[str, Model(), "its target, read where the draft's folder lacks the target's embeddings"] | None,
     },
     "torch.optim.Adam": OPTIMIZER,
     "torch.optim.AdamW": OPTIMIZER,

@@ -319,14 +319,17 @@ def load_draft(
 ) -> Any:
     """A draft alone: training a head needs only its states. Arguments as in `from_pretrained`.
 
-    target  the loaded model that a draft takes from what its folder lacks; None: it must hold all of it
+    target  the model that a draft takes from what its folder lacks, loaded or by name; None: it must hold all of it
     """
     if source is None:
         raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
     check_device(device)
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-    return _load_draft(resolve(source), options, device, target)
+    path = resolve(source)
+    if isinstance(target, str | Path):
+        target = _load_model(resolve(target), options, device) if reduced.is_compact(path) else None
+    return _load_draft(path, options, device, target)
 
 
 def _load_draft(source: str | Path, options: dict[str, Any], device: Device, target: Any) -> Any:

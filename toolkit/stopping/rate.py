@@ -12,7 +12,10 @@ Looking one step ahead is not optimal, because the next token's score is informa
 
 With a table of costs, c is the draft's and a column's price. A table may fall: five tokens may be cheaper to read than two. So
 a round goes on while some number of further tokens is worth its price, those after the next one accepted at the rate a of the
-text so far; and it begins without a draft if no number of tokens is worth it at that rate.
+text so far; and it begins without a draft if no number of tokens is worth it at that rate. The estimator may have been fitted to
+another pair or domain, and promise too much. So its products of probabilities are multiplied by what the text shows of them:
+
+    s = min(1, (tokens accepted so far + n) / (sum of the products of all tokens drafted so far + n)),    n = `evidence`
 
 Under block verification (method=block_rate) more than the product is kept; the rule is then a cautious one.
 """
@@ -74,10 +77,16 @@ class Rate(PricedDraft, Thresholded):
         return replace(self, estimator=estimator, prices=prices)
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state of `PricedDraft`: tokens and cost if the rate is tracked, counts of drafted tokens with a table."""
+        """The state of `PricedDraft`: tokens and cost if the rate is tracked, counts of drafted tokens with a table.
+
+        expected    how many of the drafted tokens the estimator expected to enter the text
+        correction  s, after the text's verdicts
+        """
+        state = super().init(num_rows, device)
+        state |= {"expected": torch.zeros_like(state["cost"]), "correction": torch.ones_like(state["cost"])}
         left_out = set() if self.rate is None else {"tokens", "cost"}
-        left_out |= {"verified", "accepted"} if self.prices is None else set()
-        return {name: tensor for name, tensor in super().init(num_rows, device).items() if name not in left_out}
+        left_out |= {"verified", "accepted", "expected", "correction"} if self.prices is None else set()
+        return {name: tensor for name, tensor in state.items() if name not in left_out}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         if self.prices is None:
@@ -93,7 +102,8 @@ class Rate(PricedDraft, Thresholded):
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
         if self.prices is not None:
-            return state, self._pays(self.prices_at(state), score, state, step.depth)
+            state = {**state, "expected": state["expected"] + state["survival"]}
+            return state, self._pays(self.prices_at(state), score * state["correction"], state, step.depth)
         if self.rate is not None:
             return state, score >= self.level
         return state, score >= state["tokens"] / state["cost"] * self.ratio
@@ -109,7 +119,9 @@ class Rate(PricedDraft, Thresholded):
         fresh = {"survival": torch.ones_like(state["survival"])}
         if self.prices is not None:
             verified = torch.minimum(verdict.length + 1, proposal.num_drafted)
-            fresh |= {"verified": state["verified"] + verified, "accepted": state["accepted"] + verdict.length}
+            accepted, expected = state["accepted"] + verdict.length, state["expected"]
+            fresh |= {"verified": state["verified"] + verified, "accepted": accepted, "expected": expected}
+            fresh["correction"] = ((accepted + self.evidence) / (expected + self.evidence)).clamp(max=1)
         if self.rate is not None:
             return fresh
         if self.prices is None:

@@ -456,6 +456,8 @@ def test_a_compact_draft_has_its_targets_embeddings(run, tiny_pair, tmp_path):
     rounded.get_input_embeddings().weight.data.copy_(pair.target.get_input_embeddings().weight)
     ids = torch.tensor([[5, 6, 7, 8]])
     assert torch.equal(pair.draft(ids).logits, rounded(ids).logits)
+    alone = load_draft(compact, target=str(tiny_pair / "target"))  # as training a head loads it
+    assert torch.equal(alone(ids).logits, rounded(ids).logits)
     with pytest.raises(InputError, match="the target beside it"):
         load_draft(compact)
     other = load_draft(tiny_pair / "target")
