@@ -190,6 +190,22 @@ def test_rate_with_a_table_begins_plainly_where_no_number_of_tokens_pays():
     assert bool(Rate(Sure()).bind(None).begin(live, {})[1])
 
 
+def test_rate_scales_down_an_estimator_that_promises_more_than_the_text_accepts():
+    even = CostTable(1, (1, 2, 9), (0,), ((1.0, 1.1, 1.8),), (0.2,))  # .3 for a token, times a rate of 1.2
+
+    def goes_on_after(accepted, count):
+        policy = Rate(Sure(), costs=even, rate=1.2, deepest=8).bind(None)
+        state = policy.init(1, CPU)
+        for _ in range(count + 1):
+            state, go_on = policy.step(step_of([0.5, 0.5], 1), state)
+            last, state = bool(go_on), rounds(policy, state, 1, accepted)
+        return last
+
+    assert goes_on_after(1, 0)
+    assert goes_on_after(1, 30)
+    assert not goes_on_after(0, 30)
+
+
 @pytest.mark.parametrize("kind", [Rate, BestSource, BatchRate])
 def test_a_draft_goes_on_past_a_column_that_costs_more_than_it_brings(kind):
     """With 118 ms for two tokens and 112 for five, a second token alone never pays; four of them do."""
