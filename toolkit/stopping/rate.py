@@ -12,8 +12,8 @@ Looking one step ahead is not optimal, because the next token's score is informa
 
 With a table of costs, c is the draft's and a column's price. A table may fall: five tokens may be cheaper to read than two. So
 a round goes on while some number of further tokens is worth its price, those after the next one accepted at the rate a of the
-text so far; and it begins without a draft if no number of tokens is worth it at that rate. The estimator may have been fitted to
-another pair or domain, and promise too much. So its products of probabilities are multiplied by what the text shows of them:
+text so far; and it begins without a draft if no number of tokens is worth it at that rate. The estimator may have been fitted
+to another pair or domain, and promise too much. So its products of probabilities are multiplied by what the text shows of them:
 
     s = min(1, (tokens accepted so far + n) / (sum of the products of all tokens drafted so far + n)),    n = `evidence`
 
