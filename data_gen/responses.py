@@ -34,6 +34,7 @@ from toolkit.decoding import decode
 from toolkit.decoding.decode import prompt_ids
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
+from toolkit.models.chat import hint_of_template
 from toolkit.models.fingerprint import Weights
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
@@ -69,6 +70,8 @@ def run(cfg: commands.Responses) -> Path:
         return _finished_before(stage)
     print(f"responses: {len(prompts):,} prompts; loading the pair", file=sys.stderr)
     pair = remote_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
+    if hint := hint_of_template(pair.tokenizer, [prompt.content for prompt in prompts]):
+        print(hint, file=sys.stderr)
     sampling = resolved(instantiate(cfg.sampling), pair.target)
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])

@@ -24,7 +24,8 @@ def test_a_second_run_finds_the_first(tiny_overrides, tmp_path, capsys):
     manifest = read_json(folder / "manifest.json")
     assert manifest["num_tokens"] == sum(len(line["token_ids"]) for line in lines_of(folder)) > 3
     assert manifest["seconds"] > 0
-    capsys.readouterr()
+    first = json.dumps(lines_of(folder)[0]["text"], ensure_ascii=False)
+    assert f" {first} (more in " in capsys.readouterr().out
     assert decode.run(cfg) == folder and read_json(folder / "manifest.json") == manifest
     assert f"{manifest['num_tokens'] / manifest['seconds']:.4g} (batch size 2" in capsys.readouterr().out
 
