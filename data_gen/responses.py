@@ -77,11 +77,11 @@ def run(cfg: commands.Responses) -> Path:
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
     firsts = range(0, len(prompts), cfg.shard_size)
     shards = [range(first, min(first + cfg.shard_size, len(prompts))) for first in firsts]
-    mine = share(range(len(shards)), cfg)
+    own_shards = share(range(len(shards)), cfg)
     paths = [stage.folder / shard_name(number) for number in range(len(shards))]
-    missing = [number for number in mine if not (paths[number].exists() and read_shard(paths[number], job))]
-    with TokenBar("responses", sum(len(shards[number]) for number in mine), sampling.max_new_tokens) as progress:
-        progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
+    missing = [number for number in own_shards if not (paths[number].exists() and read_shard(paths[number], job))]
+    with TokenBar("responses", sum(len(shards[number]) for number in own_shards), sampling.max_new_tokens) as progress:
+        progress.skip(sum(len(shards[number]) for number in own_shards if number not in missing))
         make = _ask if cfg.endpoints else _decode
         make(
             cfg,
