@@ -149,10 +149,10 @@ def draw(folder: Path) -> dict[str, list[Path]]:
     figures = {}
     for dataset, table in frontier.groupby("dataset", sort=False):
         title = f"{dataset}, {table.prompts.iloc[0]} test prompts"
-        mine, curves = settings[settings.dataset == dataset], costs[costs.dataset == dataset]
+        of_dataset, curves = settings[settings.dataset == dataset], costs[costs.dataset == dataset]
         figures_folder, name = folder / "figures", re.sub(r"[^\w.-]+", "_", str(dataset))
         figures[str(dataset)] = [
-            plots.pareto(mine, figures_folder / f"pareto-{name}.png", title),
+            plots.pareto(of_dataset, figures_folder / f"pareto-{name}.png", title),
             plots.costs(curves, figures_folder / f"costs-{name}.png", title, float(table.cost_ratio.iloc[0])),
         ]
     return figures
@@ -241,13 +241,13 @@ def _study(
 
 def by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """Dev and test rows of each data set. Raises InputError unless both hold the same ones."""
-    here, there = (list(dict.fromkeys(rows.dataset)) for rows in (dev, test))
-    if set(here) != set(there):
+    dev_names, test_names = (list(dict.fromkeys(rows.dataset)) for rows in (dev, test))
+    if set(dev_names) != set(test_names):
         raise InputError(
-            f"dev and test must hold the same data sets, got {', '.join(here)} and {', '.join(there)}; "
+            f"dev and test must hold the same data sets, got {', '.join(dev_names)} and {', '.join(test_names)}; "
             "name them alike when sweeping (dataset=NAME)"
         )
-    for dataset in there:
+    for dataset in test_names:
         yield dataset, dev[dev.dataset == dataset], test[test.dataset == dataset]
 
 

@@ -1,4 +1,4 @@
-"""python -m analysis.serving hardware=h100 users=[1,4,16] slots=16: what speculation does to a served queue, by load.
+"""python -m analysis.serving hardware=h100 users=[1,4,16] slots=16: what speculation does to a queue, by load.
 
 Continuous batching, simulated on recorded texts (`analysis.loads.simulator`). A load is a number of users, each waiting for
 its answer, or a rate of requests at random times. Files:

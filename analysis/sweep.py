@@ -141,8 +141,8 @@ class Work:
     def run(self) -> None:
         """Make the rows of this process's share of the settings. The first process decodes autoregressively."""
         cfg, context = self.cfg, self.context
-        mine = {setting.name for setting in share(self.settings, cfg)}
-        chosen = [setting for setting in self.settings if setting.name in mine or setting.method == PLAIN]
+        names = {setting.name for setting in share(self.settings, cfg)}
+        chosen = [setting for setting in self.settings if setting.name in names or setting.method == PLAIN]
         decoded = [each.method for each in chosen if each not in self.replayed and each.method not in (PLAIN, ORACLE)]
         if cfg.source == "traces" and decoded:
             print(f"decoded, as a recording lacks their rounds: {', '.join(dict.fromkeys(decoded))}")

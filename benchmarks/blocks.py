@@ -128,11 +128,11 @@ def calibration(trace: Trace, who: list[tuple[str, Any]]) -> None:
     print("\n| depth | positions | " + " | ".join(name for name, _ in named) + " |\n" + "|---" * (2 + len(named)) + "|")
     for depth in range(1, trace.max_drafted + 1):
         index, exists = step_at(trace, geometry, starts, depth)
-        here = index[exists & (geometry.run >= depth - 1) & (geometry.left >= depth)]
+        steps = index[exists & (geometry.run >= depth - 1) & (geometry.left >= depth)]
         means = [
-            float(e.position_prob(RecordedStep(trace, depth, here, drawn=False)).double().mean()) for _, e in named
+            float(e.position_prob(RecordedStep(trace, depth, steps, drawn=False)).double().mean()) for _, e in named
         ]
-        print(f"| {depth} | {len(here)} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
+        print(f"| {depth} | {len(steps)} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ class Finding:
     """What a check found, in words, and whether that is right; passed None: reported, not decided."""
 
     passed: bool | None
-    found: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _run(name: str, check: Callable[[], Finding]) -> Check:
     except Exception as error:
         finding = Finding(False, f"{first_line(error)} (at {where(error)})")
     result = Check(name, finding, perf_counter() - started)
-    print(f"{result.verdict:8} {name}: {finding.found}", file=sys.stderr, flush=True)
+    print(f"{result.verdict:8} {name}: {finding.text}", file=sys.stderr, flush=True)
     return result
 
 
@@ -86,6 +86,6 @@ def table(checks: list[Check]) -> str:
     """Markdown: one line per check."""
     lines = ["| check | verdict | found | seconds |", "|---|---|---|---:|"]
     for check in checks:
-        text = check.finding.found.replace("|", "\\|")
+        text = check.finding.text.replace("|", "\\|")
         lines.append(f"| {check.name} | {check.verdict} | {text} | {check.seconds:.1f} |")
     return "\n".join(lines)

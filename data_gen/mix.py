@@ -197,10 +197,10 @@ def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder:
     """The files of all mixed examples in order; this process's share is written, parts that exist are kept."""
     numbers = range(0, len(responses.rows), PART_ROWS)
     paths = [folder / f"part-{number // PART_ROWS:05d}.parquet" for number in numbers]
-    mine = [(path, responses.rows[number : number + PART_ROWS]) for number, path in zip(numbers, paths, strict=True)]
-    mine = share(mine, cfg)
-    with tqdm(total=sum(num_tokens(rows) for _, rows in mine), desc="mix", unit="token", unit_scale=True) as bar:
-        for path, rows in mine:
+    parts = [(path, responses.rows[number : number + PART_ROWS]) for number, path in zip(numbers, paths, strict=True)]
+    parts = share(parts, cfg)
+    with tqdm(total=sum(num_tokens(rows) for _, rows in parts), desc="mix", unit="token", unit_scale=True) as bar:
+        for path, rows in parts:
             if path.exists():
                 bar.initial += num_tokens(rows)  # keeps tokens/s honest
                 bar.update(num_tokens(rows))

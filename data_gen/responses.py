@@ -34,6 +34,7 @@ from toolkit.decoding import decode
 from toolkit.decoding.decode import prompt_ids
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
+from toolkit.models.chat import hint_of_template
 from toolkit.models.fingerprint import Weights
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
@@ -69,16 +70,18 @@ def run(cfg: commands.Responses) -> Path:
         return _finished_before(stage)
     print(f"responses: {len(prompts):,} prompts; loading the pair", file=sys.stderr)
     pair = remote_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
+    if hint := hint_of_template(pair.tokenizer, [prompt.content for prompt in prompts]):
+        print(hint, file=sys.stderr)
     sampling = resolved(instantiate(cfg.sampling), pair.target)
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
     firsts = range(0, len(prompts), cfg.shard_size)
     shards = [range(first, min(first + cfg.shard_size, len(prompts))) for first in firsts]
-    mine = share(range(len(shards)), cfg)
+    own_shards = share(range(len(shards)), cfg)
     paths = [stage.folder / shard_name(number) for number in range(len(shards))]
-    missing = [number for number in mine if not (paths[number].exists() and read_shard(paths[number], job))]
-    with TokenBar("responses", sum(len(shards[number]) for number in mine), sampling.max_new_tokens) as progress:
-        progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
+    missing = [number for number in own_shards if not (paths[number].exists() and read_shard(paths[number], job))]
+    with TokenBar("responses", sum(len(shards[number]) for number in own_shards), sampling.max_new_tokens) as progress:
+        progress.skip(sum(len(shards[number]) for number in own_shards if number not in missing))
         make = _ask if cfg.endpoints else _decode
         make(
             cfg,

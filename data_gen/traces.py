@@ -42,7 +42,7 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> tuple[Path
 
     facts: the stage's; states: the draft's number format. If one lacks the states alone, a line says so.
     """
-    mine, stateless = {key: value for key, value in stage.identity.items() if key not in FREE}, False
+    config, stateless = {key: value for key, value in stage.identity.items() if key not in FREE}, False
     for path in sorted(stage.folder.parent.glob(f"*/{MANIFEST}")):
         try:
             manifest = read_manifest(path.parent)
@@ -52,7 +52,7 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> tuple[Path
             continue
         theirs = {key: value for key, value in manifest["config"].items() if key not in FREE}
         same_inputs = sorted(manifest.get("inputs", {}).values()) == sorted(stage.inputs.values())
-        if not same_inputs or theirs != mine or any(manifest.get(k) != v for k, v in facts.items() if k != "heads"):
+        if not same_inputs or theirs != config or any(manifest.get(k) != v for k, v in facts.items() if k != "heads"):
             continue
         if manifest["config"].get("hidden") and manifest.get("states") == states:
             return path.parent, manifest["job"]

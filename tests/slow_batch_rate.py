@@ -34,7 +34,7 @@ class SlowBatchRate:
         memory, a = self.policy.memory, self.policy.acceptance
         for row in self.rows:
             row.survival = 1.0
-        texts = [row for row, here in zip(self.rows, live, strict=True) if here]
+        texts = [row for row, is_live in zip(self.rows, live, strict=True) if is_live]
         best = max((1 + self.ahead(a, d)) / self.cost[d] for d in range(self.policy.deepest + 1))
         made, spent = sum(row.tokens for row in texts), sum(row.cost for row in texts)
         self.rate = len(texts) * (made + memory * best) / (spent + memory)
@@ -50,9 +50,9 @@ class SlowBatchRate:
 
     def step(self, depth: int, accepted: list[float], following: list[float], live: list[bool]) -> bool:
         worth = 0.0
-        for row, now, after, here in zip(self.rows, accepted, following, live, strict=True):
+        for row, now, after, is_live in zip(self.rows, accepted, following, live, strict=True):
             row.survival *= now
-            worth += row.survival * after * here
+            worth += row.survival * after * is_live
         return worth > self.rate * (self.cost[depth + 1] - self.cost[depth])
 
     def observe(self, drafted: list[int], length: list[int]) -> None:

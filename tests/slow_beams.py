@@ -140,10 +140,10 @@ class SlowRound:
     @cached_property
     def weights(self) -> list[Tensor]:
         """Likelihoods of all paths by the target, per depth [n V^d]."""
-        found = [self.tables.weights]
+        likelihoods = [self.tables.weights]
         for table in self.tables.p:
-            found.append((found[-1].unsqueeze(1) * table).flatten())
-        return found
+            likelihoods.append((likelihoods[-1].unsqueeze(1) * table).flatten())
+        return likelihoods
 
     def pair_distribution(self, weights: Tensor, table: Tensor) -> Tensor:
         """The distribution over beams x tokens [..., M] from weights [..., n] and the distributions after the beams
@@ -315,18 +315,18 @@ class SlowRound:
         scale = base ** torch.arange(codes[0].numel()).flip(0)
         which, index = _unique(codes.flatten(1) @ scale)
         probs = torch.zeros(len(which), dtype=torch.float64).index_add(0, index, cells.prob)
-        found: Counter[History] = Counter()
+        probabilities: Counter[History] = Counter()
         for layers, prob in zip(codes[which].tolist(), probs.tolist(), strict=True):
             history = [tuple(code - 1 for code in layer if code) for layer in layers]
-            found[tuple(layer for layer in history if layer)] += prob
-        return found
+            probabilities[tuple(layer for layer in history if layer)] += prob
+        return probabilities
 
     def distribution(self) -> Counter[History]:
         """P(history of the round)."""
-        found: Counter[History] = Counter()
+        probabilities: Counter[History] = Counter()
         for drafts in self.drafts():
-            found.update(self.histories(drafts, self.cells(drafts)))
-        return found
+            probabilities.update(self.histories(drafts, self.cells(drafts)))
+        return probabilities
 
     def beams(self, history: History) -> tuple[Tensor, Tensor] | None:
         """Paths of the newest beams and their weights, 0 for those that ended; None if the row is done."""

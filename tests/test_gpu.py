@@ -79,7 +79,7 @@ def test_captures_that_change_tokens_fail_it(few_methods, monkeypatch):
     named = gpu_exactness.checks(torch.device("cpu"), quick=True)
     (bad,) = checks.run({"decoding: speculative": named["decoding: speculative"]})
     assert bad.verdict == "FAILED"
-    assert "differ; batch" in bad.finding.found
+    assert "differ; batch" in bad.finding.text
 
 
 def test_what_breaks_down_is_one_line_stops_nothing_and_is_tried_again(monkeypatch, capsys, tmp_path):

@@ -62,32 +62,32 @@ def imports() -> Graph:
 
 def imported(tree: ast.AST, known: dict[str, ast.Module]) -> set[str]:
     """Of the known modules, those that a parsed text imports. `from package import name` is the module of that name, if any."""
-    found = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in known else node.module for name in inner}
-    return found & set(known)
+            names |= {name if name in known else node.module for name in inner}
+    return names & set(known)
 
 
 def circles(graph: Graph) -> set[tuple[str, ...]]:
     """Sets of modules that can all be reached from each other."""
     reach = {name: reachable(name, graph) for name in graph}
-    rings = {name: tuple(sorted(other for other in found if name in reach[other])) for name, found in reach.items()}
+    rings = {name: tuple(sorted(other for other in reached if name in reach[other])) for name, reached in reach.items()}
     return {ring for ring in rings.values() if ring}
 
 
 def reachable(name: str, graph: Graph) -> set[str]:
     """Modules that a module imports, or that these import, and so on."""
-    found: set[str] = set()
+    reached: set[str] = set()
     ahead = [name]
     while ahead:
-        fresh = graph[ahead.pop()] - found
-        found |= fresh
+        fresh = graph[ahead.pop()] - reached
+        reached |= fresh
         ahead += fresh
-    return found
+    return reached
 
 
 def part(name: str) -> str:
@@ -109,16 +109,16 @@ def test_no_module_is_imported_by_what_it_imports():
 @pytest.mark.parametrize(("lower", "higher"), pairwise(PACKAGES))
 def test_packages_import_those_before_them(lower, higher):
     above = PACKAGES[PACKAGES.index(higher) :]
-    arrows = {(a, b) for a, found in imports().items() for b in found if a.split(".")[0] == lower}
+    arrows = {(a, b) for a, imported in imports().items() for b in imported if a.split(".")[0] == lower}
     assert {(a, b) for a, b in arrows if b.split(".")[0] in above} == set()
 
 
 def test_the_toolkits_layers():
     level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
     level[""] = len(LAYERS)
-    ours = {name: found for name, found in imports().items() if name.split(".")[0] == "toolkit"}
+    ours = {name: imported for name, imported in imports().items() if name.split(".")[0] == "toolkit"}
     assert {part(name) for name in ours} - set(level) == set(), "not in LAYERS"
-    arrows = {(part(a), part(b)) for a, found in ours.items() for b in found if part(a) != part(b)}
+    arrows = {(part(a), part(b)) for a, imported in ours.items() for b in imported if part(a) != part(b)}
     assert {(a, b) for a, b in arrows if level[a] <= level[b]} == set()
 
 
@@ -126,8 +126,8 @@ def test_what_analysis_shares_imports_no_command():
     """Commands are the modules right in the package; what they share lies in folders."""
     commands = {name for name in modules() if name.startswith("analysis.") and name.count(".") == 1}
     folders = {name for name in commands if any(other.startswith(f"{name}.") for other in modules())}
-    shared = {a: found for a, found in imports().items() if a.startswith(tuple(f"{name}." for name in folders))}
-    assert {(a, b) for a, found in shared.items() for b in found if b in commands - folders} == set()
+    shared = {a: imported for a, imported in imports().items() if a.startswith(tuple(f"{name}." for name in folders))}
+    assert {(a, b) for a, imported in shared.items() for b in imported if b in commands - folders} == set()
 
 
 def test_folders_of_analysis_import_one_way():

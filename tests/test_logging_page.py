@@ -45,7 +45,7 @@ def merged() -> set[str]:
 
 def logged() -> set[tuple[str, str]]:
     """(file, key) of every call of a logging function, and of every curve's name."""
-    found = set()
+    calls = set()
     for package in ("toolkit", "analysis"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = str(path.relative_to(ROOT))
@@ -61,8 +61,8 @@ def logged() -> set[tuple[str, str]]:
                 texts = [pattern(key) for key in keys if key is not None]
                 if curves and isinstance(node, ast.Constant) and CURVE.match(str(node.value)):
                     texts.append(node.value)
-                found |= {(name, text) for text in texts if text is not None}
-    return found
+                calls |= {(name, text) for text in texts if text is not None}
+    return calls
 
 
 LOGGED = sorted(logged())

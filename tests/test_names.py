@@ -20,10 +20,10 @@ def test_names_do_not_depend_on_hashing():
     listed = []
     for seed in ("1", "2"):
         words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
-        found = subprocess.run(
+        finished = subprocess.run(
             words, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         )
-        listed.append([line for line in found.stdout.split("\n") if "::" in line])
+        listed.append([line for line in finished.stdout.split("\n") if "::" in line])
     assert listed[0] and listed[0] == listed[1]
 
 
@@ -32,6 +32,7 @@ def test_names_do_not_depend_on_hashing():
 # What CONTRIBUTING's table of words forbids, as parts of names in code, and the config keys that keep such a name.
 FORBIDDEN = {"yardstick", "yardsticks", "likeliest", "served", "asked", "judged", "judging", "contender", "contenders", "mend",
              "outlook", "workbench"}  # fmt: skip
+WHOLE = {"mine", "here", "there", "found"}  # as whole names; `text_here` says where a text is
 KEYS = {"served", "asked", "judged", "judged_by"}  # of configs, manifests and hashes
 
 
@@ -50,22 +51,25 @@ def words_of(name):
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)}
 
 
+def is_wrong(name):
+    """Whether a name is, or has among its words, a forbidden one; a test's own name is a sentence, and servers are asked."""
+    forbidden = words_of(name) & FORBIDDEN - ({"asked", "served"} if name.startswith("test_") else set())
+    return (bool(forbidden) and name not in KEYS) or name.lower() in WHOLE
+
+
 def test_names_in_code_are_the_fields_words():
-    """Library and tests; a test's own name is a sentence, which may say that a server is asked."""
-    wrong = []
-    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
-        for name in names_in(ast.parse(path.read_text())):
-            is_sentence = name.startswith("test_")
-            forbidden = words_of(name) & FORBIDDEN - ({"asked", "served"} if is_sentence else set())
-            if forbidden and name not in KEYS:
-                wrong.append(f"{path.relative_to(ROOT)}: {name}")
-    assert not wrong
+    """Library and tests."""
+    paths = sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+    names = ((path, name) for path in paths for name in names_in(ast.parse(path.read_text(encoding="utf-8"))))
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in names if is_wrong(name)] == []
 
 
 def test_the_check_of_names_sees_them():
-    tree = ast.parse("likeliest = 1\nclass JudgedLengths:\n    def mend_it(self, asked_for): self.outlook = 2")
-    wrong = {name for name in names_in(tree) if words_of(name) & FORBIDDEN}
-    assert wrong == {"likeliest", "JudgedLengths", "mend_it", "asked_for", "outlook"}
+    tree = ast.parse(
+        "likeliest = 1\nclass JudgedLengths:\n    def mend_it(self, asked_for, mine): self.outlook, text_here = 2, 3"
+    )
+    wrong = {name for name in names_in(tree) if is_wrong(name)}
+    assert wrong == {"likeliest", "JudgedLengths", "mend_it", "asked_for", "mine", "outlook"}
 
 
 @pytest.mark.parametrize("word", ["yardstick", "likeliest"])

@@ -1,7 +1,8 @@
 """python -m toolkit.decode method=NAME: decode prompts with one method.
 
-Writes generations.jsonl (one line per prompt: tokens, their texts, counts, rounds), summary.json, and prints a table. Lines of
-chains have `metrics.speculative_decoding`, too, as vLLM's answers do: `analysis.advise responses=generations.jsonl` reads them.
+Writes generations.jsonl (one line per prompt: tokens, their texts, counts, rounds) and summary.json. Prints a table and the
+beginning of the first text. Lines of chains have `metrics.speculative_decoding`, too, as vLLM's answers do:
+`analysis.advise responses=generations.jsonl` reads them.
 With export=true, also of a folder that is finished:
 
     acceptance.csv     of chains, as cards of drafts print it: a line per category of the prompts (subset) and one of all,
@@ -31,6 +32,7 @@ import csv
 import io
 import json
 import shutil
+import sys
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -45,12 +47,14 @@ from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
 from toolkit.metrics import request_counts, scalars, source_shares, summarize, total
+from toolkit.models.chat import hint_of_template
 from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import Stage, check_some_done, finished_stage, open_stage, prompt_files
 from toolkit.runs.token_bar import TokenBar
 from toolkit.runs.tracking import log_summary, wandb_run
 from toolkit.types import Generation
 
+SHOWN = 200  # characters of the first text
 IGNORED = ("export", "category", "model_id", "track", "cost_ratio")
 SPECDEC_PP = {"target_time": "target_seconds", "draft_time": "draft_seconds", "num_mismatched_tokens": "num_discarded",
               "num_LM_call": "num_target_calls", "generated_length": "num_generated"}  # fmt: skip
@@ -77,6 +81,7 @@ def run(cfg: commands.Decode) -> Path:
     if facts.get("seconds"):
         rate, note = facts["num_tokens"] / facts["seconds"], "prompts read and first calls included"
         print(f"{'tokens per second':24} {rate:.4g} (batch size {facts['batch_size']}, {note})")
+    _show_first_text(stage.folder / "generations.jsonl")
     check_some_done(facts["num_failed"], facts["num_prompts"], facts["first_error"], stage.folder)
     if cfg.export:
         _export(stage, cfg.category, cfg.model_id or stage.folder.name)
@@ -106,6 +111,8 @@ def _decoded(cfg: commands.Decode, pair: ModelPair | None) -> Stage:
     bound = method.bind(pair)  # before anything is written
     chains = isinstance(bound.proposer, ChainProposer | CopyProposer) and bound.beams is None and bound.limit > 0
     prompts = instantiate(cfg.prompts).load()
+    if hint := hint_of_template(pair.tokenizer, [prompt.content for prompt in prompts]):
+        print(hint, file=sys.stderr)
     stage = open_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     if not stage.finished:
         started = perf_counter()
@@ -142,6 +149,16 @@ def _decoded(cfg: commands.Decode, pair: ModelPair | None) -> Stage:
         facts |= {"seconds": seconds, "num_tokens": sum(len(g.token_ids) for g in generations)}
         stage.finish(**facts, first_error=errors[0] if errors else None)
     return stage
+
+
+def _show_first_text(path: Path) -> None:
+    """Print the beginning of the first text that was decoded, in quotes: what `generations.jsonl` has more of."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        lines = map(json.loads, file)
+        line = next((line for line in lines if line["error"] is None), None)
+    if line is not None:
+        name, text = f"text of {line['id']}", json.dumps(line["text"][:SHOWN], ensure_ascii=False)
+        print(f"{name:24} {text}{' ...' if len(line['text']) > SHOWN else ''} (more in {path})")
 
 
 def _export(stage: Stage, category: str, model_id: str) -> None:

@@ -284,8 +284,8 @@ def state_reader(cfg: commands.Distill, kind: Unrolled | Blocks, target: ModelPa
     if source is not None:
         check_kind(Path(source))
     if source is not None and reads_target(source):
-        if (there := str(kind_of(Path(source))).lower()) != own:
-            raise InputError(f"from_pretrained: {source} holds a draft of the kind {there}, expected {own}")
+        if (kind_of_source := str(kind_of(Path(source))).lower()) != own:
+            raise InputError(f"from_pretrained: {source} holds a draft of the kind {kind_of_source}, expected {own}")
         return kind.trainable(load_draft(source, str(target.device), cfg.pair.dtype, target=target.target))
     size, tokens = vocab_size(target.target), None
     if cfg.vocabulary is not None and cfg.vocabulary < size:
@@ -317,8 +317,8 @@ def load_target(cfg: commands.Distill, responses: Any) -> ModelPair | None:
             )
         return None
     pair: ModelPair = instantiate(cfg.pair, draft=None)
-    there = responses.target
-    reason = None if there is None else there.other_than(Weights.of(pair.target))
+    recorded = responses.target
+    reason = None if recorded is None else recorded.other_than(Weights.of(pair.target))
     if reason is not None:
         raise InputError(
             f"the responses come from another target ({reason}): set pair.target to the model that made them"
@@ -326,17 +326,17 @@ def load_target(cfg: commands.Distill, responses: Any) -> ModelPair | None:
     return pair
 
 
-def check_resumable(there: dict[str, Any], here: dict[str, Any], path: Path | None) -> None:
+def check_resumable(saved: dict[str, Any], current: dict[str, Any], path: Path | None) -> None:
     """Raises InputError if a checkpoint is of a draft of other shapes, or of another kind of training."""
-    shapes, mine = there.get("shape", {}), here["shape"]
-    for name in sorted(shapes.keys() | mine.keys()):
-        if shapes.get(name) != mine.get(name):
+    shapes, current_shapes = saved.get("shape", {}), current["shape"]
+    for name in sorted(shapes.keys() | current_shapes.keys()):
+        if shapes.get(name) != current_shapes.get(name):
             raise InputError(
-                f"{path} holds another draft: expected {name} of shape {mine.get(name)}, got {shapes.get(name)}"
+                f"{path} holds another draft: expected {name} of shape {current_shapes.get(name)}, got {shapes.get(name)}"
             )
     for name in ("lmbda", "temperature"):
-        if there.get(name) != here[name]:
-            raise InputError(f"{path} was trained with {name}={there.get(name)}, not {here[name]}")
+        if saved.get(name) != current[name]:
+            raise InputError(f"{path} was trained with {name}={saved.get(name)}, not {current[name]}")
 
 
 def final_scores(

@@ -180,14 +180,14 @@ def few_settings(rows: pd.DataFrame, summary: pd.DataFrame | None) -> pd.DataFra
 
 def curves_of(settings: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The settings of each curve. A method is one curve along its parameter of most values, per value of the others."""
-    for method, mine in settings.groupby("method", sort=False):
-        parameters = [dict(part.split("=", 1) for part in setting.split()) for setting in mine.setting]
+    for method, of_method in settings.groupby("method", sort=False):
+        parameters = [dict(part.split("=", 1) for part in setting.split()) for setting in of_method.setting]
         names = sorted({name for parts in parameters for name in parts})
         distinct = {name: len({parts.get(name) for parts in parameters}) for name in names}
         swept = max(names, key=lambda name: distinct[name], default="")
         others = [name for name in names if name != swept and distinct[name] > 1]
         rest = [" ".join(f"{name}={parts[name]}" for name in others if name in parts) for parts in parameters]
-        for name, curve in mine.groupby(np.array(rest), sort=False):
+        for name, curve in of_method.groupby(np.array(rest), sort=False):
             curve.name = str(name)
             yield str(method), curve
 
@@ -198,8 +198,8 @@ def _shown_curves(settings: pd.DataFrame, width: Width) -> list[tuple[str, pd.Da
     number = Counter(method for method, _ in curves)
     drawn = [(method, curve) for method, curve in curves if number[method] <= most]
     for method in [method for method in number if number[method] > most]:
-        mine = settings[settings.method == method]
-        best = mine[undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))]
+        of_method = settings[settings.method == method]
+        best = of_method[undominated(of_method[["discard_rate", "verification_rate"]].to_numpy(dtype=float))]
         best.name = ""
         drawn.append((method, best))
     return drawn

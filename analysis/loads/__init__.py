@@ -1,1 +1,1 @@
-"""Costs under load: measured here or modelled from peak figures, and a simulated queue that is served at these costs."""
+"""Costs under load: measured here or modelled from peak figures, and a queue that is simulated at these costs."""

@@ -2,7 +2,7 @@
 
 The prompts are split into dev and test by their ids. The target answers all of them once, and every draft is recorded along
 the answers. Forward passes are measured here, modelled (hardware=h100), or read from a file (costs=FILE). Every policy of the
-grid is then served at every batch size, chosen on dev and reported on test. A second call with other batch sizes, costs or
+grid is then simulated at every batch size, chosen on dev and reported on test. A second call with other batch sizes, costs or
 policies only replays. A target alone (pair.draft=null) is advised on prompt lookup, and told how to make a draft.
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over autoregressive decoding

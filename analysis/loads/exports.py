@@ -36,12 +36,12 @@ def triples(lengths: Mapping[int, int]) -> list[list[int]]:
     sizes = sorted(lengths)
     ranges: list[list[int]] = []
     start = 1
-    for here, after in zip(sizes, [*sizes[1:], None], strict=True):
-        end = LARGEST if after is None else (here + after) // 2
-        if ranges and ranges[-1][2] == lengths[here]:
+    for size, after in zip(sizes, [*sizes[1:], None], strict=True):
+        end = LARGEST if after is None else (size + after) // 2
+        if ranges and ranges[-1][2] == lengths[size]:
             ranges[-1][1] = end
         else:
-            ranges.append([start, end, lengths[here]])
+            ranges.append([start, end, lengths[size]])
         start = end + 1
     return ranges
 

@@ -125,16 +125,21 @@ def sentence(lengths: pd.DataFrame, counts: PositionCounts, cost_ratio: float) -
         beyond = "" if counts.whole_server else " beyond its interval" if requests >= ENOUGH else " in every request"
         return f"Do not draft: no draft length is faster than autoregressive decoding{beyond}."
     best = faster.loc[faster.throughput.idxmax()]
-    longest = best.num_drafted == counts.longest
-    wider = " (the longest that was served: serve a longer one to see further)" if longest else ""
-    drafted = counts.drafted / counts.rounds
+    length, drafted = int(best.num_drafted), counts.drafted / counts.rounds
+    wider = " (the longest that was counted: let the server draft more to see further)" if length == counts.longest else ""
     counted = (1 + counts.accepted.sum() / counts.rounds) / (1 + cost_ratio * drafted)
-    length = f"{drafted:.0f}" if drafted == counts.longest else f"{drafted:.1f} a round"
+    rounds = f"rounds of {tokens(counts.longest)}" if drafted == counts.longest else f"rounds of {drafted:.1f} tokens on average"
     ends = brackets(f"{best.throughput_low:.2f}", f"{best.throughput_high:.2f}", requests)
     return (
-        f"Draft {best.num_drafted:.0f} tokens{wider}: {'at least ' if counts.bounded else ''}{best.throughput:.2f} times "
-        f"autoregressive decoding {'(a sum, no interval)' if counts.whole_server else ends}; served {length}: {counted:.2f}."
+        f"Draft {tokens(length)}{wider}: {'at least ' if counts.bounded else ''}{best.throughput:.2f} times "
+        f"autoregressive decoding {'(a sum, no interval)' if counts.whole_server else ends}; as counted, in {rounds}: "
+        f"{counted:.2f}."
     )
+
+
+def tokens(count: int) -> str:
+    """A number of tokens, in words that agree with it."""
+    return f"{count} token{'' if count == 1 else 's'}"
 
 
 def readable(lengths: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""One pair's settings on one recording of one prompt set, ready to be served by the simulator.
+"""One pair's settings on one recording of one prompt set, ready for the simulator.
 
 Responses, and a trace per draft temperature, are kept in files named after all they depend on. Methods that copy tokens, and
 autoregressive decoding, need the responses alone.
@@ -77,7 +77,7 @@ class RecordedPair:
 
     def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> RequestResults:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
-        assert self.costs is not None, "costs are set before anything is served"
+        assert self.costs is not None, "costs are set before anything is simulated"
         method = self.context.methods[setting.name]
         if weighed := self._weighed(setting, load.slots):
             policy: Any = method.policy

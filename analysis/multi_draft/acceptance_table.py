@@ -93,12 +93,12 @@ def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataF
     lines = []
     for dataset, of_dataset in rows.groupby("dataset", sort=False):
         shared = comparable(of_dataset, str(dataset))
-        for setting, mine in shared[shared[SHAPE].notna()].groupby([*SWEPT, SHAPE], sort=False):
-            totals = mine[["num_generated", "num_target_calls", "num_drafted"]].to_numpy(dtype=float)
+        for setting, of_setting in shared[shared[SHAPE].notna()].groupby([*SWEPT, SHAPE], sort=False):
+            totals = of_setting[["num_generated", "num_target_calls", "num_drafted"]].to_numpy(dtype=float)
             _, calls, drafted = totals.sum(0)
             lines.append({
                 **dict(zip([*SWEPT, "k_config"], setting, strict=True)),
-                "prompts": len(mine),
+                "prompts": len(of_setting),
                 **bootstrap.figures(totals, lambda sums: {"block_efficiency": sums[..., 0] / sums[..., 1]}),
                 "drafted_per_call": drafted / calls,
             })  # fmt: skip

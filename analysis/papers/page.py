@@ -71,16 +71,16 @@ def sentence(table: PaperTable, claim: Mapping[str, Any], cells: Cells) -> str:
     """A claim, left over right, here and in the paper: in a sentence if about few columns (or rows), else in a table."""
     sides, names = (claim["left"], claim["right"]), claim["only"]
     pairs = [[(name, side) if claim["left"] in table.columns else (side, name) for side in sides] for name in names]
-    here = [_gain(cells[left].value, cells[right].value) for left, right in pairs]
-    there = [_gain(table.printed(*left), table.printed(*right)) for left, right in pairs]
-    columns = {"": names, "here": list(map(_percent, here)), "in the paper": list(map(_percent, there))}
-    published = any(gain is not None for gain in there)
+    gains = [_gain(cells[left].value, cells[right].value) for left, right in pairs]
+    printed_gains = [_gain(table.printed(*left), table.printed(*right)) for left, right in pairs]
+    columns = {"": names, "here": list(map(_percent, gains)), "in the paper": list(map(_percent, printed_gains))}
+    published = any(gain is not None for gain in printed_gains)
     if len(names) <= FEW:
         published_range = f", {', '.join(columns['in the paper'])} in the paper" if published else ""
         return f"{claim['text']}: {', '.join(columns['here'])} here{published_range} ({', '.join(names)})."
-    published_range = f", {_range(there)} in the paper" if published else ""
+    published_range = f", {_range(printed_gains)} in the paper" if published else ""
     lines = pd.DataFrame(columns if published else {key: columns[key] for key in ("", "here")})
-    return f"{claim['text']}: {_range(here)} here{published_range}.\n\n{markdown(lines)}"
+    return f"{claim['text']}: {_range(gains)} here{published_range}.\n\n{markdown(lines)}"
 
 
 def runs_list(runs: Runs) -> str:

@@ -72,11 +72,14 @@ def scored_maps(labelled: Mapping[str, Labelled], calibration: Calibration) -> l
     for output, (logits, labels, depth) in labelled.items():
         mapped = calibration.prob(output, logits.double(), depth).logit(eps=1e-9)
         for level in ("all", *sorted(depth.unique().tolist())):
-            here = torch.ones_like(depth, dtype=torch.bool) if level == "all" else depth == level
-            before, after = score(logits[here].double(), labels[here]), score(mapped[here], labels[here])
+            at_level = torch.ones_like(depth, dtype=torch.bool) if level == "all" else depth == level
+            before, after = (
+                score(logits[at_level].double(), labels[at_level]),
+                score(mapped[at_level], labels[at_level]),
+            )
             lines.append(
                 {
-                    "output": output, "depth": str(level), "positions": int(here.sum()),
+                    "output": output, "depth": str(level), "positions": int(at_level.sum()),
                     "AUC": before["AUC"], "ECE": before["ECE"], "ECE_calibrated": after["ECE"],
                     "log_loss": before["log_loss"], "log_loss_calibrated": after["log_loss"],
                 }
@@ -163,13 +166,13 @@ def _labelled(trace: Trace, candidate: CandidateHead, deepest: int, seed: int) -
         raise InputError(f"{candidate.folder}: expected a pre-read head on recordings by start, got an acceptance head")
     geometry = Geometry.of(trace)
     for depth in part.depth.unique().tolist():
-        here = part.depth == depth
+        at_depth = part.depth == depth
         if candidate.kind == "preread":
-            columns[here] = logits_at(trace, logits, part.steps[here], depth).float()
+            columns[at_depth] = logits_at(trace, logits, part.steps[at_depth], depth).float()
             continue
-        reading, exists = step_at(trace, geometry, part.steps[here], 2)  # the step that has read the token
+        reading, exists = step_at(trace, geometry, part.steps[at_depth], 2)  # the step that has read the token
         values = logits_at(trace, logits, reading, depth + 1).float()
-        columns[here, 0] = values.where(exists, torch.nan)
+        columns[at_depth, 0] = values.where(exists, torch.nan)
     labels = part.labels
     names = (
         {"read": (0, "drawn")}

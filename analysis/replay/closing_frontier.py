@@ -57,8 +57,8 @@ class ReplayedFrontier(pl.Callback):
         """What cannot be replayed is said before the training, not after it."""
         (summary,) = TracedData.inputs(Path(self.traces))
         check_final_states(read_json(summary), self.traces)
-        there, here = Weights.recorded(read_json(summary)), trainer.datamodule.weights  # type: ignore[attr-defined]
-        reason = None if there is None else there.other_than(here)
+        recorded, trained_on = Weights.recorded(read_json(summary)), trainer.datamodule.weights  # type: ignore[attr-defined]
+        reason = None if recorded is None else recorded.other_than(trained_on)
         if reason is not None:
             raise InputError(f"callbacks.frontier.traces: {self.traces} was recorded with another draft ({reason})")
         if read_traces(self.traces).hidden is None:

@@ -42,8 +42,8 @@ def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, bootstrap: Bo
     Raw, and with the class weight undone (`_corrected`); the AUROC is the same for both. Raises InputError without samples.
     """
     logits, labels, text = drawn_samples(trace, trace.head_logits(head.key), isinstance(head, PrereadHead))
-    mine = torch.from_numpy(chosen)[text]
-    logits, labels, text = logits[mine].double(), labels[mine].double(), text[mine]
+    is_chosen = torch.from_numpy(chosen)[text]
+    logits, labels, text = logits[is_chosen].double(), labels[is_chosen].double(), text[is_chosen]
     if not len(logits):
         raise InputError("no drafted token was read after its position: record traces with max_drafted of 2 or more")
     shift = float(head.config["log_w_rej"])

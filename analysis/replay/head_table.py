@@ -133,15 +133,15 @@ def _study(
     shortest = PREREAD_SHORTEST if candidate.kind == "preread" else cfg.min_drafted
     sweeps = {key: sweep_levels(trace, policy, levels, shortest) for key, trace in scored.items()}
     parts = ((part, sweeps[id(part.trace)]) for part in (test, dev))  # to counts [thresholds, texts, counts]
-    mine, theirs = (np.stack([part.counts(replayed) for replayed in sweep]) for part, sweep in parts)
-    on_dev = throughput(theirs.sum(1), cost_ratio)
+    test_counts, dev_counts = (np.stack([part.counts(replayed) for replayed in sweep]) for part, sweep in parts)
+    on_dev = throughput(dev_counts.sum(1), cost_ratio)
     best = int(on_dev.argmax())
     line = {
         "head": candidate.name, **candidate.settings, "setting": f"h={thresholds[best]:g}", "dev_throughput": on_dev[best],
         **head_scores(scored[id(test.trace)], test.chosen, candidate.head, bootstrap),
-        **worth(mine[best], base, cost_ratio, bootstrap),
+        **worth(test_counts[best], base, cost_ratio, bootstrap),
     }  # fmt: skip
-    curve = _curve(candidate.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
+    curve = _curve(candidate.name, [f"h={h:g}" for h in thresholds], test_counts, on_dev, cost_ratio)
     trained = {name: candidate.settings[name] for name in ("depth", "w_rej")}
     return line, curve.assign(threshold=list(thresholds), **trained)
 
@@ -163,24 +163,24 @@ def worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -
 
     def rates(totals: Array) -> dict[str, Array]:
         """Of totals [..., 2 counts], a policy's and the baseline's."""
-        mine, theirs = totals[..., : len(COUNTS)], totals[..., len(COUNTS) :]
-        produced = mine[..., COUNTS.index("num_generated")]
+        of_policy, of_baseline = totals[..., : len(COUNTS)], totals[..., len(COUNTS) :]
+        produced = of_policy[..., COUNTS.index("num_generated")]
         return {
-            "throughput": throughput(mine, cost_ratio),
-            "gain": throughput(mine, cost_ratio) / throughput(theirs, cost_ratio) - 1,
-            "discard_rate": mine[..., COUNTS.index("num_discarded")] / produced,
-            "verification_rate": mine[..., COUNTS.index("num_target_calls")] / produced,
+            "throughput": throughput(of_policy, cost_ratio),
+            "gain": throughput(of_policy, cost_ratio) / throughput(of_baseline, cost_ratio) - 1,
+            "discard_rate": of_policy[..., COUNTS.index("num_discarded")] / produced,
+            "verification_rate": of_policy[..., COUNTS.index("num_target_calls")] / produced,
         }
 
     return bootstrap.figures(np.concatenate([counts, base], 1), rates)
 
 
 def _fixed(dev: Sequences, test: Sequences, cost_ratio: float) -> tuple[Array, pd.DataFrame]:
-    here, there = (bounds.fixed(part.trace) for part in (dev, test))
-    lengths = [k for k in here if k and k in there]
-    on_dev = np.array([float(throughput(dev.counts(here[k]).sum(0), cost_ratio)) for k in lengths])
-    mine = np.stack([test.counts(there[k]) for k in lengths])
-    return mine[int(on_dev.argmax())], _curve(FIXED, [f"K={k}" for k in lengths], mine, on_dev, cost_ratio)
+    of_dev, of_test = (bounds.fixed(part.trace) for part in (dev, test))
+    lengths = [k for k in of_dev if k and k in of_test]
+    on_dev = np.array([float(throughput(dev.counts(of_dev[k]).sum(0), cost_ratio)) for k in lengths])
+    counts = np.stack([test.counts(of_test[k]) for k in lengths])
+    return counts[int(on_dev.argmax())], _curve(FIXED, [f"K={k}" for k in lengths], counts, on_dev, cost_ratio)
 
 
 def _parts(

@@ -61,9 +61,11 @@ def _curve(home: pd.DataFrame, positions: int) -> tuple[dict[str, str], pd.DataF
         members = sorted(members, key=lambda row: sizes[row])
         largest |= dict.fromkeys(members, members[-1])
         for row in members if len(members) > 1 else ():
-            mine = home[home.method == row].set_index("domain")
+            by_domain = home[home.method == row].set_index("domain")
             line: dict[str, Any] = {"predictor": kind, "positions": int(sizes[row])}
-            lines.append(line | {domain: interval_text(entry, SHARE, "{:.0%}") for domain, entry in mine.iterrows()})
+            lines.append(
+                line | {domain: interval_text(entry, SHARE, "{:.0%}") for domain, entry in by_domain.iterrows()}
+            )
     return largest, pd.DataFrame(lines)
 
 
@@ -71,13 +73,13 @@ def shares(main: pd.DataFrame) -> pd.DataFrame:
     """One line per row: shares of all domains, then AUC, positions of training, time, states."""
     lines = []
     for row in main.method.unique():
-        mine = main[main.method == row].set_index("domain")
+        by_domain = main[main.method == row].set_index("domain")
         line: dict[str, Any] = {"predictor": NAMES.get(row, row)}
-        line |= {domain: interval_text(entry, SHARE, "{:.0%}") for domain, entry in mine.iterrows()}
-        line["AUC"] = numbers(mine.AUC)
-        line["positions"] = "" if mine.positions.isna().all() else f"{mine.positions.median():,.0f}"
-        line["us per token"] = "" if mine.microseconds.isna().all() else f"{mine.microseconds.median():.0f}"
-        line["states"] = "yes" if mine.states.eq(True).any() else "no"
+        line |= {domain: interval_text(entry, SHARE, "{:.0%}") for domain, entry in by_domain.iterrows()}
+        line["AUC"] = numbers(by_domain.AUC)
+        line["positions"] = "" if by_domain.positions.isna().all() else f"{by_domain.positions.median():,.0f}"
+        line["us per token"] = "" if by_domain.microseconds.isna().all() else f"{by_domain.microseconds.median():.0f}"
+        line["states"] = "yes" if by_domain.states.eq(True).any() else "no"
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -86,21 +88,21 @@ def probabilities(main: pd.DataFrame) -> pd.DataFrame:
     """One line per row that estimates probabilities: ECE and the share without a level, raw and calibrated, of all domains."""
     lines = []
     for row in main.method.unique():
-        mine = main[main.method == row]
-        line = {"predictor": row, "ECE": numbers(mine.ECE), "calibrated": numbers(mine.ECE_calibrated)}
-        line |= {"share, no level": percent(mine.free), "share, calibrated": percent(mine.free_calibrated)}
+        of_row = main[main.method == row]
+        line = {"predictor": row, "ECE": numbers(of_row.ECE), "calibrated": numbers(of_row.ECE_calibrated)}
+        line |= {"share, no level": percent(of_row.free), "share, calibrated": percent(of_row.free_calibrated)}
         lines.append(line)
     return pd.DataFrame(lines)
 
 
 def by_depth(table: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     """ECE raw and calibrated at every depth, of some rows, the domains' positions together."""
-    mine = table[table.method.isin(rows) & (table.depth != "all")]
+    of_rows = table[table.method.isin(rows) & (table.depth != "all")]
     lines: list[dict[str, Any]] = []
-    for row in dict.fromkeys(mine.method):
+    for row in dict.fromkeys(of_rows.method):
         for key, name in (("ECE", "raw"), ("ECE_calibrated", "calibrated")):
             line: dict[str, Any] = {"predictor": row, "ECE": name}
-            for depth, group in mine[mine.method == row].groupby("depth", sort=False):
+            for depth, group in of_rows[of_rows.method == row].groupby("depth", sort=False):
                 line[str(depth)] = f"{(group[key] * group.positions).sum() / group.positions.sum():.3f}"
             lines.append(line)
     return pd.DataFrame(lines)
@@ -130,9 +132,10 @@ def drift(table: pd.DataFrame, small: set[str]) -> pd.DataFrame:
     lines = []
     for row in table.method.unique():
         if row not in (FIXED, UPPER_BOUND, *small):
-            mine = table[table.method == row]
+            changes_of_row = table[table.method == row]
             changes = {
-                f"{e.before} to {e.after}": interval_text(e._asdict(), SHARE, "{:.0%}") for e in mine.itertuples()
+                f"{e.before} to {e.after}": interval_text(e._asdict(), SHARE, "{:.0%}")
+                for e in changes_of_row.itertuples()
             }
             lines.append({"predictor": row} | changes)
     return pd.DataFrame(lines)

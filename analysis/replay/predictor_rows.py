@@ -156,14 +156,14 @@ def estimated(estimator: Any, trace: Trace, part: Samples) -> dict[str, tuple[Te
     """
     geometry, columns = Geometry.of(trace), torch.full((2, len(part.depth)), torch.nan, dtype=torch.float64)
     for level in part.depth.unique().tolist():
-        here = part.depth == level
+        at_level = part.depth == level
         if hasattr(estimator, "drawn_probs"):
-            probs = torch.stack(estimator.drawn_probs(RecordedStep(trace, level, part.steps[here])))
+            probs = torch.stack(estimator.drawn_probs(RecordedStep(trace, level, part.steps[at_level])))
         else:
-            reading, exists = step_at(trace, geometry, part.steps[here], 2)
+            reading, exists = step_at(trace, geometry, part.steps[at_level], 2)
             read = estimator.read_prob(RecordedStep(trace, level + 1, reading)).where(exists, torch.nan)
             probs = torch.stack([read, torch.full_like(read, torch.nan)])
-        columns[:, here] = probs.double().logit(eps=1e-6)
+        columns[:, at_level] = probs.double().logit(eps=1e-6)
     labelled = {}
     for name, logits in zip(("drawn", "following"), columns, strict=True):
         chosen = ~(logits.isnan() | part.labels[name].isnan())

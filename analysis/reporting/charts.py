@@ -33,8 +33,12 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     data["bare"] = parts[0].str.replace(r"^head=.*", "", regex=True)
     data["name"], data["undominated"] = data.method.map(short), data.undominated.astype(bool)
     data["joined"] = False
-    for _, mine in data.groupby("method", sort=False):  # a line joins settings that no other one of the method beats
-        data.loc[mine.index, "joined"] = undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))
+    for _, of_method in data.groupby(
+        "method", sort=False
+    ):  # a line joins settings that no other one of the method beats
+        data.loc[of_method.index, "joined"] = undominated(
+            of_method[["discard_rate", "verification_rate"]].to_numpy(dtype=float)
+        )
     data["x"], data["y"] = data.verification_rate, data.discard_rate
     keep = [name for name in ("throughput", "prompts", *COUNTS) if name in data]
     data = data[["method", "name", "bare", "head", "x", "y", "undominated", "joined", *keep]]

@@ -106,8 +106,8 @@ def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def same_texts(folders: Sequence[Path], rows: pd.DataFrame, method: str) -> bool:
     """Whether all sweeps were replayed on traces, and all settings of a method on the same text of every prompt."""
     manifests = [read_manifest(folder) if (folder / MANIFEST).exists() else {} for folder in folders]
-    mine = rows[(rows.method == method) & rows.error.isna()]
-    lengths = mine.groupby(["dataset", "prompt"]).num_generated.nunique()
+    of_method = rows[(rows.method == method) & rows.error.isna()]
+    lengths = of_method.groupby(["dataset", "prompt"]).num_generated.nunique()
     replayed = all(manifest.get("config", {}).get("source") == "traces" for manifest in manifests)
     return replayed and bool((lengths == 1).all())
 
@@ -167,9 +167,9 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
                 f"{dataset}: the dev rows lack {method}, so none of its {len(settings)} settings can be chosen"
             )
         choice.setdefault(str(method), settings[0])
-    there = set(zip(test.method, test.setting, strict=True))
+    in_test = set(zip(test.method, test.setting, strict=True))
     for method, setting in choice.items():
-        if (method, setting) not in there:
+        if (method, setting) not in in_test:
             name = f"{method} {setting}".strip()
             raise InputError(
                 f"{dataset}: {name} is best on dev, and the test rows lack it; sweep it on the test prompts too"
@@ -179,6 +179,6 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
 
 def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.DataFrame:
     """The cheapest setting's row on every prompt, with hindsight: settings must be replayed on the same texts."""
-    mine = rows[rows.method == method].reset_index(drop=True)
-    cost = metrics.cost(mine.num_draft_calls, mine.num_target_calls, cost_ratio)
-    return mine.loc[cost.groupby(mine.prompt, sort=False).idxmin()].assign(method=PER_PROMPT, setting="")
+    of_method = rows[rows.method == method].reset_index(drop=True)
+    cost = metrics.cost(of_method.num_draft_calls, of_method.num_target_calls, cost_ratio)
+    return of_method.loc[cost.groupby(of_method.prompt, sort=False).idxmin()].assign(method=PER_PROMPT, setting="")

@@ -199,13 +199,13 @@ def over_costs(
     if bootstrap is not None:
         curves[["throughput_low", "throughput_high"]] = np.nan
         for (method, setting), line in curves[curves.method != PER_PROMPT].groupby(["method", "setting"], sort=False):
-            mine = test[(test.method == method) & (test.setting == setting)][list(COUNTS)].to_numpy(dtype=float)
+            counts = test[(test.method == method) & (test.setting == setting)][list(COUNTS)].to_numpy(dtype=float)
 
             def throughputs_of(sums: Array, method: str = method, ratios: Sequence[float] = line.cost_ratio) -> Array:
                 each = [rates(sums[..., None, :], [method], ratio, node_cost)[..., 0] for ratio in ratios]
                 return np.stack(each, -1)
 
-            _, *ends = bootstrap.spread(mine, throughputs_of)
+            _, *ends = bootstrap.spread(counts, throughputs_of)
             curves.loc[line.index, ["throughput_low", "throughput_high"]] = np.stack(ends, -1)
     return curves
 

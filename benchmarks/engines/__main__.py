@@ -279,11 +279,11 @@ def summed(work: Work) -> list[Summed]:
     answers = answers_of(work.answers("llamacpp", "standalone", 0))
     for prompt, answer in zip(prompts(work), answers, strict=False):
         first = decode(pair, [prompt], plain, Sampling(0.0, max_new_tokens=1))[0].token_ids
-        here = decode(pair, [[*prompt, *first]], method, Sampling(0.0, max_new_tokens=work.tokens - 1))[0]
+        own = decode(pair, [[*prompt, *first]], method, Sampling(0.0, max_new_tokens=work.tokens - 1))[0]
         drafted, accepted = (
-            sum(getattr(each, name) for each in here.rounds) for name in ("num_drafted", "num_accepted")
+            sum(getattr(each, name) for each in own.rounds) for name in ("num_drafted", "num_accepted")
         )
-        text, timings = pair.text([*first, *here.token_ids], prompt), answer["timings"]
+        text, timings = pair.text([*first, *own.token_ids], prompt), answer["timings"]
         counts = (timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
         questions.append(Summed(answer["choices"][0]["text"], *counts, text, drafted, accepted))
     return questions

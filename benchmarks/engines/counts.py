@@ -118,9 +118,9 @@ def positions(texts: Sequence[Sequence[tuple[int, int]]], most: int) -> Position
     return counts_of([([d for d, _ in rounds], [a for _, a in rounds]) for rounds in texts], most)
 
 
-def interval(mine: PositionCounts, theirs: PositionCounts, bootstrap: Any) -> NDArray[np.float64]:
+def interval(ours: PositionCounts, theirs: PositionCounts, bootstrap: Any) -> NDArray[np.float64]:
     """Per position the difference of P(accepted | all before it), theirs less ours, with its ends [3, K]."""
-    columns = np.hstack([mine.accepted, mine.reached, theirs.accepted, theirs.reached])
+    columns = np.hstack([ours.accepted, ours.reached, theirs.accepted, theirs.reached])
 
     def difference(totals: NDArray[np.float64]) -> NDArray[np.float64]:
         own, reached, other, others = np.split(totals, 4, axis=-1)

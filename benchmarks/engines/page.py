@@ -51,7 +51,7 @@ class Compared:
         lengths = [len(answer.text[1]) for answer in self.answers]
         replay = [whole(rounds, n, self.most) for rounds, n in zip(self.replay, lengths, strict=True)]
         every = [list(zip(answer.drafted, answer.accepted, strict=True)) for answer in self.answers]
-        theirs = [rounds[: len(mine)] for rounds, mine in zip(every, replay, strict=True)]
+        theirs = [rounds[: len(replayed)] for rounds, replayed in zip(every, replay, strict=True)]
         decoding = [
             whole(rounds, len(text), self.most) for rounds, text in zip(self.decoding, self.tokens, strict=True)
         ]
@@ -74,10 +74,10 @@ class Compared:
         return f"| {self.name} | {self.temperature} | {source} | {rounds} | {drafted} | {shown} | {beside} |"
 
     def _difference(
-        self, mine: Sequence[Sequence[tuple[int, int]]], theirs: Sequence[Sequence[tuple[int, int]]]
+        self, ours: Sequence[Sequence[tuple[int, int]]], theirs: Sequence[Sequence[tuple[int, int]]]
     ) -> str:
         """Of position 1, and over all positions whether the interval holds 0."""
-        ends = interval(positions(mine, self.most), positions(theirs, self.most), BOOTSTRAP)
+        ends = interval(positions(ours, self.most), positions(theirs, self.most), BOOTSTRAP)
         parts = []
         for at in range(self.most):
             middle, low, high = ends[:, at]
@@ -107,14 +107,14 @@ def summed_table(name: str, questions: Sequence[Summed]) -> str:
     ]
     for which, some in ((f"{len(questions)}", questions), (f"{len(equal)} of equal text", equal)):
         theirs = f"{sum(each.drafted for each in some)}, {sum(each.accepted for each in some)}"
-        here = f"{sum(each.drafted_here for each in some)}, {sum(each.accepted_here for each in some)}"
-        lines.append(f"| {name} | {which} | {theirs} | {here} |")
+        ours = f"{sum(each.drafted_here for each in some)}, {sum(each.accepted_here for each in some)}"
+        lines.append(f"| {name} | {which} | {theirs} | {ours} |")
     return "\n".join(lines)
 
 
-def _verdict(mine: Sequence[Sequence[tuple[int, int]]], theirs: Sequence[Sequence[tuple[int, int]]]) -> str:
+def _verdict(ours: Sequence[Sequence[tuple[int, int]]], theirs: Sequence[Sequence[tuple[int, int]]]) -> str:
     """Whether every round of every text is the same, and where not, how many texts differ."""
-    different = sum(list(one) != list(other) for one, other in zip(mine, theirs, strict=True))
+    different = sum(list(one) != list(other) for one, other in zip(ours, theirs, strict=True))
     return "every round equal" if not different else f"rounds of {different} of {len(theirs)} texts differ: unexplained"
 
 

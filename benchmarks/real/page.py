@@ -55,12 +55,12 @@ def replay_table(temperature: int, kind: str = "") -> Iterator[str]:
     columns = ["method", "setting", "tokens / target forward", "draft forwards / token", "discard rate"]
     yield f"| {' | '.join(columns)} | verification rate | tokens / target time | gain |"
     yield "|---|---|---:|---:|---:|---:|---:|---|"
-    for method, mine in values.items():
-        sums = dict(zip(names, mine.sum(0), strict=True))
+    for method, counts in values.items():
+        sums = dict(zip(names, counts.sum(0), strict=True))
         produced = sums["num_generated"]
-        speed, low, high = (float(x) for x in BOOTSTRAP.interval(mine, speed_of))
+        speed, low, high = (float(x) for x in BOOTSTRAP.interval(counts, speed_of))
         gains = BOOTSTRAP.interval(
-            np.concatenate([mine, values[base[method]]], 1),
+            np.concatenate([counts, values[base[method]]], 1),
             lambda totals: speed_of(totals[..., : len(names)]) / speed_of(totals[..., len(names) :]) - 1,
         )
         gain = "{:+.1%} [{:+.1%}, {:+.1%}]".format(*(float(x) for x in gains)) + f" over {base[method]}"
@@ -76,8 +76,8 @@ def replay_table(temperature: int, kind: str = "") -> Iterator[str]:
     yield ""
     yield "| method | " + " | ".join(groups.unique()) + " |"
     yield "|---|" + "---:|" * groups.nunique()
-    for method, mine in values.items():
-        cells = [f"{float(speed_of(mine[(groups == name).to_numpy()].sum(0))):.2f}" for name in groups.unique()]
+    for method, counts in values.items():
+        cells = [f"{float(speed_of(counts[(groups == name).to_numpy()].sum(0))):.2f}" for name in groups.unique()]
         yield f"| {method} | " + " | ".join(cells) + " |"
 
 

@@ -260,8 +260,10 @@ def greedy() -> None:
     sequences = [theirs(REFERENCE).run(pair, [prompt], TOKENS, 0, 0.0)[0] for prompt in prompts]
     lines = []
     for name in (PLAIN, FIXED, "lookup_rate", "best_source"):
-        mine = generate(pair, prompts, method_of(name, 0, 1), max_new_tokens=TOKENS, temperature=0.0, batch_size=8)
-        pairs = zip(mine, sequences, strict=True)
+        generations = generate(
+            pair, prompts, method_of(name, 0, 1), max_new_tokens=TOKENS, temperature=0.0, batch_size=8
+        )
+        pairs = zip(generations, sequences, strict=True)
         different = [(text, other) for text, other in pairs if list(text.token_ids) != other]
         gaps = [f"{logit_gap(pair, text, parting(text.token_ids, other)):.1e}" for text, other in different]
         lines.append(

@@ -69,9 +69,9 @@ def test_means_agree_with_enumeration(name, scheme):
     method_rule = target_texts.MethodRule.of(name, [f"proposer.scheme={scheme}"] if scheme else [])
     exact = emission(method_rule.rule, method_rule.scheme, p, every)
     got = expected_acceptance(method_rule.rule, method_rule.scheme, p, every if scheme else q, uniforms(400, 40, 3))
-    for mine, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
-        assert float((mine - true).abs().max()) < 0.1
-        assert float((mine - true).mean()) == pytest.approx(0, abs=0.002 if scheme else 0.006)
+    for estimate, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
+        assert float((estimate - true).abs().max()) < 0.1
+        assert float((estimate - true).mean()) == pytest.approx(0, abs=0.002 if scheme else 0.006)
 
 
 @pytest.mark.parametrize("scheme", ["iid", "independent"])
@@ -287,8 +287,8 @@ def test_data_sets_are_joined_and_sweeps_give_block_efficiency(folder, tmp_path,
     assert list(lines.k_config) == ["1x1x1", "4x2x1"]
     assert lines.block_efficiency.is_monotonic_increasing
     rows = load_rows([trees], "sweeps")
-    mine = rows[rows["proposer.k_config"] == "4x2x1"]
-    assert lines.block_efficiency.iloc[1] == mine.num_generated.sum() / mine.num_target_calls.sum()
+    of_shape = rows[rows["proposer.k_config"] == "4x2x1"]
+    assert lines.block_efficiency.iloc[1] == of_shape.num_generated.sum() / of_shape.num_target_calls.sum()
     assert capsys.readouterr().out.count("proposer.k_config=") == 2
     with pytest.raises(InputError, match="two runs call their texts 'ids dev'"):
         acceptance.run(acceptance_config(tmp_path, join=[str(folder)]))
@@ -358,9 +358,9 @@ def test_the_optimum_is_theorem_3_and_no_rule_is_above_it(tmp_path):
     assert best[["q_1", "q_2", "q_3"]].to_numpy().tolist() == Q
     assert (table.acceptance <= table.drafted + 1e-12).all()
     assert (table.drafted <= table.optimum + 1e-9).all()
-    mine = table.set_index(["method", "q_2"]).acceptance
-    assert mine["specinfer", 0.3] == pytest.approx(1)
-    assert mine["importance", 0.15] == pytest.approx(mine["optimum", 0.15].iloc[0])
+    acceptance_of = table.set_index(["method", "q_2"]).acceptance
+    assert acceptance_of["specinfer", 0.3] == pytest.approx(1)
+    assert acceptance_of["importance", 0.15] == pytest.approx(acceptance_of["optimum", 0.15].iloc[0])
     assert set(table[table.method == "optimum"].scheme) == {"iid", "without_replacement"}
     overlap = [sum(min(a, b) for a, b in zip(P, q, strict=True)) for q in Q]
     assert single[single.method == "specinfer"].acceptance.tolist() == pytest.approx(overlap)

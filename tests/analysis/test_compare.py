@@ -177,10 +177,10 @@ def test_settings_can_be_chosen_on_groups_that_are_not_reported(compared, tmp_pa
     dev = groups_to_choose_on(3, 0.34, 0)
     assert folder == copy and len(dev) == 1
     for line in table.itertuples():
-        mine = rows.loc[f"{line.method} {line.setting}".strip()]
-        chosen_on = mine[mine.group.isin(dev)]
+        of_line = rows.loc[f"{line.method} {line.setting}".strip()]
+        chosen_on = of_line[of_line.group.isin(dev)]
         assert line.dev_tokens_per_second == pytest.approx(chosen_on.num_generated.sum() / chosen_on.seconds.sum())
-        assert line.num_generated == mine[~mine.group.isin(dev)].num_generated.sum()
+        assert line.num_generated == of_line[~of_line.group.isin(dev)].num_generated.sum()
     assert "dev_tokens_per_second" not in whole
     with pytest.raises(InputError, match="dev_share"):
         groups_to_choose_on(3, 0.1, 0)

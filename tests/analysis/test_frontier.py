@@ -206,8 +206,8 @@ def test_settings_of_one_method_stand_side_by_side():
     heads, others = [("0.3", one), ("0.7", one), ("0.3", two)], [("rate", ""), ("speculative", "K=4")]
     settings = [("specdec_pp", f"min=2 h={h} head={head}") for h, head in heads]
     rows = pd.DataFrame([*settings, *others], columns=["method", "setting"])
-    found = apart(rows, ["head"])
-    assert list(zip(found.method, found.setting, strict=True)) == [
+    told_apart = apart(rows, ["head"])
+    assert list(zip(told_apart.method, told_apart.setting, strict=True)) == [
         *((f"specdec_pp head={head}", f"min=2 h={h}") for h, head in heads), *others,
     ]  # fmt: skip
     assert apart(rows, ["K"]).equals(rows)  # one value only: nothing to tell apart
@@ -262,9 +262,9 @@ def test_every_cost_ratio_is_a_frontier_of_its_own(folder, sweeps, tmp_path):
     expected = read_table(run(tmp_path, sweeps, "cost_ratio=0.6"), "frontier").set_index("method")
     every = read_table(folder, "standing")
     assert not every.duplicated(["dataset", "cost_ratio", "method"]).any()
-    found = every[every.cost_ratio == 0.6].set_index("method")
-    assert set(found.index) <= set(expected.index)  # the frontier also knows the best K of every prompt
-    for method, line in found.iterrows():
+    at_ratio = every[every.cost_ratio == 0.6].set_index("method")
+    assert set(at_ratio.index) <= set(expected.index)  # the frontier also knows the best K of every prompt
+    for method, line in at_ratio.iterrows():
         assert line.setting == expected.setting[method]
         for name in ("throughput", "throughput_low", "gain", "gain_high", "share"):
             assert line[name] == pytest.approx(expected[name][method], nan_ok=True)
@@ -330,8 +330,8 @@ def test_a_sweep_scores_the_upper_bound_on_its_own_recording(uneven):
     rows = read_table(uneven["test"], "rows")
     trace = join([Trace.load(path) for path in sorted((uneven["test"] / "settings").glob("traces-*"))])
     for price in PRICES:
-        mine = rows[(rows.method == "upper_bound") & (rows.setting == f"price={price}")]
-        assert mine[list(COUNTS)].sum().to_dict() == vars(upper_bound.at_price(trace, price).total)
+        at_price = rows[(rows.method == "upper_bound") & (rows.setting == f"price={price}")]
+        assert at_price[list(COUNTS)].sum().to_dict() == vars(upper_bound.at_price(trace, price).total)
     table = read_table(uneven["test"], "summary")
     assert not table[table.method.isin(["upper_bound", "oracle"])].undominated.any()
 
@@ -356,9 +356,9 @@ def test_the_best_k_of_every_prompt_against_a_loop(replayed, uneven):
     rows = read_table(uneven["test"], "rows")
     fixed = rows[rows.method == "speculative"]
     tokens = cost = 0.0
-    for _, mine in fixed.groupby("prompt"):
-        tokens += mine.num_generated.iloc[0]
-        cost += cost_of(mine, 0.2).min()
+    for _, of_prompt in fixed.groupby("prompt"):
+        tokens += of_prompt.num_generated.iloc[0]
+        cost += cost_of(of_prompt, 0.2).min()
     table = read_table(replayed, "frontier").set_index("method")
     assert table.throughput["fixed_per_prompt"] == pytest.approx(tokens / cost)
     assert table.throughput["fixed_per_prompt"] > table.throughput["speculative"]

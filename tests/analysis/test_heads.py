@@ -109,25 +109,25 @@ def test_every_line_is_the_policy_that_decodes_with_the_head(made, recorded, fol
     curves = read_table(made["logits"], "thresholds")
     for folder, name in names.items():
         (line,) = (table.loc[key] for key in table.index if key.startswith(f"{name}@"))
-        found = {}
+        replays = {}
         for h in THRESHOLDS:
             rate = Rate(PrereadEstimator(folder), cost_ratio=1.0, rate=1 - h)
             policy, least = (rate, 1) if name == "preread" else (Survival(HeadEstimator(folder), h), 2)
-            found[h] = replay(trace, Bounded(policy.bind(pair), least, MAX))
+            replays[h] = replay(trace, Bounded(policy.bind(pair), least, MAX))
         *_, text = drawn_samples(
             trace, trace.estimates["preread.preread" if name == "preread" else name], name == "preread"
         )
         assert line.tokens == int((~dev)[text.numpy()].sum()) > 100
         assert line.binary_kl_low <= line.binary_kl <= line.binary_kl_high
-        best = max(found, key=lambda h: throughput(total(found[h], dev), 0.2))
+        best = max(replays, key=lambda h: throughput(total(replays[h], dev), 0.2))
         assert line.setting == f"h={best:g}"
-        counts = total(found[best], ~dev)
+        counts = total(replays[best], ~dev)
         assert line.throughput == pytest.approx(throughput(counts, 0.2))
         assert line.discard_rate == pytest.approx(counts.num_discarded / counts.num_generated)
         assert line.verification_rate == pytest.approx(counts.num_target_calls / counts.num_generated)
         assert line.throughput_low <= line.throughput <= line.throughput_high
-        mine = curves[curves.method == line.name]
-        assert mine.throughput.tolist() == pytest.approx([throughput(total(f, ~dev), 0.2) for f in found.values()])
+        curve = curves[curves.method == line.name]
+        assert curve.throughput.tolist() == pytest.approx([throughput(total(f, ~dev), 0.2) for f in replays.values()])
 
 
 def test_states_and_recorded_logits_give_the_same_table(made):
@@ -160,8 +160,8 @@ def test_thresholds_from_other_traces(tiny_overrides, elsewhere, recorded, folde
     out = heads.run(options(tiny_overrides, recorded["states"], [folders["linear"]], *words))
     table, curves = read_table(out, "heads"), read_table(out, "thresholds")
     assert (table.texts == 40).all()
-    mine = curves[curves.method == table["head"].iloc[1]]  # fixed lengths have a curve, too
-    assert table.setting.iloc[1] == mine.setting[mine.dev_throughput.idxmax()]
+    curve = curves[curves.method == table["head"].iloc[1]]  # fixed lengths have a curve, too
+    assert table.setting.iloc[1] == curve.setting[curve.dev_throughput.idxmax()]
 
 
 def test_bad_input_is_one_line(tiny_overrides, recorded, folders, tmp_path):

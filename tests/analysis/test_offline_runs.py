@@ -44,9 +44,9 @@ def test_a_multirun_offline(tiny_overrides, tiny_responses, tmp_path):
 
 def check_heads(folders, group):
     """Four trainings: one group, each called by what sets it apart, curves and parameters as numbers."""
-    found = [inventory(folder) for folder in folders]
-    assert [one["name"] for one in found] == [f"acceptance_head depth={d} w_rej={w}" for d in (0, 1) for w in (1, 6)]
-    for one in found:
+    runs = [inventory(folder) for folder in folders]
+    assert [one["name"] for one in runs] == [f"acceptance_head depth={d} w_rej={w}" for d in (0, 1) for w in (1, 6)]
+    for one in runs:
         assert (one["group"], one["job_type"], one["tags"], one["exit"]) == (group, "train", ["train"], 0)
         scores = {"train/loss", "val/auroc", "val/log_loss_calibrated", "parameters/head", "trainer/global_step"}
         assert scores <= set(one["scalars"]) and not one["tables"] and one["artifacts"] == []
@@ -54,10 +54,10 @@ def check_heads(folders, group):
 
 def check_table(folder, heads):
     """The sweep's own run: the joint table, in the group of its jobs."""
-    found = inventory(folder)
-    assert (found["name"], found["group"]) == (f"multirun {folder.name}", folder.name)
-    assert (found["job_type"], found["exit"], found["tables"]) == ("multirun", 0, ["multirun/table"])
-    assert found["scalars"] == {"jobs": 4, "jobs_done": 4, "jobs_failed": 0}
+    run = inventory(folder)
+    assert (run["name"], run["group"]) == (f"multirun {folder.name}", folder.name)
+    assert (run["job_type"], run["exit"], run["tables"]) == ("multirun", 0, ["multirun/table"])
+    assert run["scalars"] == {"jobs": 4, "jobs_done": 4, "jobs_failed": 0}
     columns, rows = table(folder, "multirun/table")
     assert columns[:3] == ["job", "head.depth", "loss.w_rej"] and [row[:3] for row in rows] == [
         [0, 0, 1], [1, 0, 6], [2, 1, 1], [3, 1, 6],

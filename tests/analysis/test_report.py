@@ -163,10 +163,10 @@ def test_the_specification_becomes_a_wandb_report_without_a_server(made, inputs)
     (run_id,) = frontier_panel["runs"]
     assert group["pair"]["target"] and group["sampling"]["max_new_tokens"]
     pytest.importorskip("wandb_workspaces")
-    found = read_json(made / "wandb_report.json")
-    assert found["project"]["name"] == "lab" and found["project"]["entityName"] == "team"
-    assert found["displayName"] == spec["title"]
-    text = json.dumps(found)
+    report = read_json(made / "wandb_report.json")
+    assert report["project"]["name"] == "lab" and report["project"]["entityName"] == "team"
+    assert report["displayName"] == spec["title"]
+    text = json.dumps(report)
     shown = [
         json.dumps(group["headline"]),
         json.dumps(comparison["table"]),
@@ -210,7 +210,7 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     chromium = next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
     )
     driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
@@ -301,9 +301,9 @@ def test_on_paper_nothing_stays_closed_but_long_tables(browser, made):
     )
     heights = """return [...document.querySelectorAll('details')].map(one => [
         one.classList.contains('long'), one.lastElementChild.getBoundingClientRect().height])"""
-    found = browser.execute_script(heights)
-    assert {long for long, _ in found} == {True, False}
-    assert all((height == 0) is long for long, height in found)
+    rows = browser.execute_script(heights)
+    assert {long for long, _ in rows} == {True, False}
+    assert all((height == 0) is long for long, height in rows)
     overflow = (
         "return [...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right - innerWidth)"
     )

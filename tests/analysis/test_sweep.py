@@ -133,16 +133,16 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatc
     small_trace(count=2, hidden=True).save(folder / "settings" / "traces-0.safetensors")
     with pytest.raises(InputError, match="1 of 3 settings failed"):
         sweep.run(wanted)
-    found = inventory(folder)
-    assert found["exit"] == 1 and found["artifacts"] == [] and found["scalars"]["failed_settings"] == 1
-    assert "sweep/summary" in found["tables"]
+    run = inventory(folder)
+    assert run["exit"] == 1 and run["artifacts"] == [] and run["scalars"]["failed_settings"] == 1
+    assert "sweep/summary" in run["tables"]
     sweep.run(wanted)
     assert sorted(decoded) == ["autoregressive", "speculative", "tail", "tail", "tail"]
-    found = inventory(folder)
-    assert found["exit"] == 0 and found["artifacts"] == ["traces-0"] and found["job_type"] == "sweep"
-    assert set(found["charts"]) == {"sweep/settings", "sweep/curves"}
+    run = inventory(folder)
+    assert run["exit"] == 0 and run["artifacts"] == ["traces-0"] and run["job_type"] == "sweep"
+    assert set(run["charts"]) == {"sweep/settings", "sweep/curves"}
     summary = read_table(folder, "summary")
-    assert found["scalars"]["throughput"] == pytest.approx(summary[summary.method != "autoregressive"].throughput.max())
+    assert run["scalars"]["throughput"] == pytest.approx(summary[summary.method != "autoregressive"].throughput.max())
 
 
 def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, decoded):

@@ -39,16 +39,16 @@ def test_a_replay_counts_what_vllm_counted_of_copies(temperature, tmp_path):
     replay = replayed(pair, answers, method, Sampling(float(temperature), max_new_tokens=NEW), tmp_path)
     total = 0
     for answer, rounds in zip(answers, replay, strict=True):
-        mine = whole(rounds, len(answer.text[1]), MOST)
-        assert mine == list(zip(answer.drafted, answer.accepted, strict=True))[: len(mine)]
-        total += len(mine)
+        ours = whole(rounds, len(answer.text[1]), MOST)
+        assert ours == list(zip(answer.drafted, answer.accepted, strict=True))[: len(ours)]
+        total += len(ours)
     assert total > 40
     compared = Compared("copies", temperature, MOST, answers, replay, replay, [answer.text[1] for answer in answers])
-    every, engine, here, _ = map(cells, compared.lines())
+    every, engine, replay_cells, _ = map(cells, compared.lines())
     counts = read_counts(ANSWERS / f"copies-{temperature}.jsonl")
     assert [int(every[3]), int(every[4])] == [counts.rounds, counts.drafted]
     assert [int(count) for count in every[5].split(" / ")] == counts.accepted.sum(0)[: every[5].count("/") + 1].tolist()
-    assert engine[3:6] == here[3:6] and here[6] == "every round equal"
+    assert engine[3:6] == replay_cells[3:6] and replay_cells[6] == "every round equal"
     other = replay[:1] + [[(start, drafted + 1, kept) for start, drafted, kept in rounds] for rounds in replay[1:]]
     assert "unexplained" in replace(compared, replay=other).lines()[2]
 
@@ -74,8 +74,10 @@ def test_rounds_count_whole_after_the_first_token(tmp_path):
         texts = decode(pair, prompts, config.method("autoregressive"), sampling)
         answers = [Answer(prompt, text.token_ids, [], []) for prompt, text in zip(prompts, texts, strict=True)]
         rounds, tokens = decoded(pair, answers, method, replace(sampling, max_new_tokens=23))
-        mine = [Answer(a.prompt_ids, a.token_ids[:1] + text, [], []) for a, text in zip(answers, tokens, strict=True)]
-        replay = replayed(pair, mine, method, replace(sampling, max_new_tokens=23), tmp_path)
+        own_answers = [
+            Answer(a.prompt_ids, a.token_ids[:1] + text, [], []) for a, text in zip(answers, tokens, strict=True)
+        ]
+        replay = replayed(pair, own_answers, method, replace(sampling, max_new_tokens=23), tmp_path)
         for decoding, replaying, text in zip(rounds, replay, tokens, strict=True):
             kept = whole(decoding, len(text), 3)
             assert kept == whole(replaying, len(text), 3) and {drafted for drafted, _ in kept} <= {3}

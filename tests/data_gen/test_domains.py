@@ -26,7 +26,7 @@ def test_examples_are_deterministic(domain):
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_splits_share_no_prompt(domain):
     prompts = {split: {e.prompt for e in get(domain).examples(split, 2000)} for split in SPLITS}
-    assert all(len(found) >= COUNT for found in prompts.values())
+    assert all(len(of_split) >= COUNT for of_split in prompts.values())
     assert prompts["train"].isdisjoint(prompts["dev"] | prompts["test"])
     assert prompts["dev"].isdisjoint(prompts["test"])
 

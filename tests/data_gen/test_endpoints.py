@@ -33,8 +33,8 @@ def prompts_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def stub(checkpoints, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    with stub_target(str(checkpoints[0])) as found:
-        yield found
+    with stub_target(str(checkpoints[0])) as target:
+        yield target
 
 
 def words(checkpoints, prompts_file: Path, folder: Path, addresses, *more: str) -> list[str]:

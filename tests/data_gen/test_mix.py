@@ -55,18 +55,18 @@ def distribution_after(model, text, sampling):
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_rows_match_a_token_by_token_reference(pair, rows, sampling):
     ratio, seed = 0.3, 5
-    for row, found in zip(rows, mix_batch(pair, rows, sampling, ratio, seed), strict=True):
+    for row, example in zip(rows, mix_batch(pair, rows, sampling, ratio, seed), strict=True):
         drawn, acceptance_draws = torch.rand(
             2, len(row["token_ids"]), generator=row_generator(seed + STREAM, row["row"])
         )
-        assert (found.row, found.prompt_ids) == (row["row"], row["prompt_ids"])
+        assert (example.row, example.prompt_ids) == (row["row"], row["prompt_ids"])
         for i, token in enumerate(row["token_ids"]):
             prefix = row["prompt_ids"] + row["token_ids"][:i]  # of X, not of Z
             q, p = distribution_after(pair.draft, prefix, sampling), distribution_after(pair.target, prefix, sampling)
             drafted = int(draw(q, drawn[i]))
-            assert float(found.labels[i]) == pytest.approx(min(1.0, float(p[drafted] / q[drafted])), abs=1e-9)
-            assert bool(found.drafted[i]) == (float(acceptance_draws[i]) >= ratio)
-            assert int(found.mixed[i]) == (drafted if found.drafted[i] else token)
+            assert float(example.labels[i]) == pytest.approx(min(1.0, float(p[drafted] / q[drafted])), abs=1e-9)
+            assert bool(example.drafted[i]) == (float(acceptance_draws[i]) >= ratio)
+            assert int(example.mixed[i]) == (drafted if example.drafted[i] else token)
 
 
 @pytest.mark.parametrize("part", ["target", "draft"])
@@ -81,11 +81,11 @@ def test_rows_of_what_is_not_a_number_are_left_out(part):
 
 def test_a_row_does_not_depend_on_the_batch(pair, rows):
     together = mix_batch(pair, rows, SAMPLINGS[0], 0.15, 0)
-    for row, found in zip(rows, together, strict=True):
+    for row, example in zip(rows, together, strict=True):
         (alone,) = mix_batch(pair, [row], SAMPLINGS[0], 0.15, 0)
-        assert torch.equal(alone.mixed, found.mixed)
-        assert torch.equal(alone.drafted, found.drafted)
-        assert torch.allclose(alone.labels, found.labels, atol=1e-12)
+        assert torch.equal(alone.mixed, example.mixed)
+        assert torch.equal(alone.drafted, example.drafted)
+        assert torch.allclose(alone.labels, example.labels, atol=1e-12)
 
 
 def test_drafted_tokens_are_fresh_draws_even_with_the_seed_of_the_responses():
@@ -95,13 +95,13 @@ def test_drafted_tokens_are_fresh_draws_even_with_the_seed_of_the_responses():
     rows = [{"row": g.index, "prompt_ids": g.prompt_ids, "token_ids": g.token_ids} for g in plain]
     mixed = mix_batch(pair, rows, Sampling(), 0.15, seed=0)
     same, expected, count = 0, 0.0, 0
-    for row, found in zip(rows, mixed, strict=True):
+    for row, example in zip(rows, mixed, strict=True):
         before = [row["prompt_ids"][-1], *row["token_ids"][:-1]]
         distributions = pair.target.probs[before]
         x = torch.tensor(row["token_ids"])
-        same += int((found.mixed == x)[found.drafted].sum())
-        expected += float(distributions.gather(1, x[:, None])[found.drafted].sum())
-        count += int(found.drafted.sum())
+        same += int((example.mixed == x)[example.drafted].sum())
+        expected += float(distributions.gather(1, x[:, None])[example.drafted].sum())
+        count += int(example.drafted.sum())
     assert abs(same - expected) < 4 * (count / 4) ** 0.5
 
 
@@ -123,9 +123,9 @@ def test_the_data_set_holds_every_response_once(tiny_mix, tiny_responses):
     assert data["train"].features == mix.FEATURES
     assert {name: len(part) for name, part in data.items()} == {"train": 48, "validation": 12}
     responses = {row["row"]: row for row in read_rows(tiny_responses)}
-    found = [row for part in data.values() for row in part]
-    assert sorted(row["row"] for row in found) == sorted(responses)
-    for row in found:
+    examples = [row for part in data.values() for row in part]
+    assert sorted(row["row"] for row in examples) == sorted(responses)
+    for row in examples:
         source = responses[row["row"]]
         assert row["prompt_length"] == len(source["prompt_ids"])
         assert row["input_ids"][: row["prompt_length"]] == source["prompt_ids"]
@@ -174,7 +174,7 @@ def test_counts_and_balance_of_labels_are_those_of_the_rows(tiny_mix):
     assert summary["num_examples"] == {"train": 48, "validation": 12}
     assert summary["num_positions"] == sum(len(labels) - n for labels, _, n in rows)
     assert summary["num_drafted"] == sum(sum(mask) for _, mask, _ in rows)
-    drafted = [label for labels, mask, _ in rows for label, here in zip(labels, mask, strict=True) if here]
+    drafted = [label for labels, mask, _ in rows for label, is_drafted in zip(labels, mask, strict=True) if is_drafted]
     everywhere = [label for labels, _, n in rows for label in labels[n:]]
     assert summary["mean_label"] == pytest.approx(sum(drafted) / len(drafted), abs=1e-5)
     assert summary["mean_label_all"] == pytest.approx(sum(everywhere) / len(everywhere), abs=1e-5)

@@ -282,9 +282,9 @@ def test_parts_of_a_file_are_disjoint_and_stay_when_it_grows(tmp_path):
         return {name: {p.id for p in JsonlPrompts(file, split=name).load()} for name in ("train", "dev", "test")}
 
     few, many = parts(60), parts(2000)
-    for found, count in ((few, 60), (many, 2000)):
-        assert set().union(*found.values()) == {str(i) for i in range(count)}
-        assert sum(map(len, found.values())) == count
+    for ids, count in ((few, 60), (many, 2000)):
+        assert set().union(*ids.values()) == {str(i) for i in range(count)}
+        assert sum(map(len, ids.values())) == count
     assert all(few[split] <= many[split] for split in few)
     assert len(many["dev"]) == pytest.approx(300, abs=60) and len(many["test"]) == pytest.approx(300, abs=60)
     file = tmp_path / "prompts.jsonl"

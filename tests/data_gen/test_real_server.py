@@ -92,11 +92,11 @@ def served(address: str) -> list[str]:
 def test_greedy_responses_are_those_of_decoding_here(server, tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     greedy = "sampling.temperature=0"
-    there = responses.run(compose("responses", words(tmp_path / "there", greedy, *served(server))))
-    here = responses.run(compose("responses", words(tmp_path / "here", greedy)))
-    local = {row["row"]: row for row in responses.read_rows(here)}
-    got = list(responses.read_rows(there))
-    about = read_manifest(there)
+    remote = responses.run(compose("responses", words(tmp_path / "there", greedy, *served(server))))
+    decoded = responses.run(compose("responses", words(tmp_path / "here", greedy)))
+    local = {row["row"]: row for row in responses.read_rows(decoded)}
+    got = list(responses.read_rows(remote))
+    about = read_manifest(remote)
     assert about["rows"]["failed"] == 0 and len(got) >= 20
     equal = sum(row["token_ids"] == local[row["row"]]["token_ids"] for row in got)
     assert equal == len(got)
@@ -108,10 +108,10 @@ def test_greedy_responses_are_those_of_decoding_here(server, tmp_path, monkeypat
 def test_vllms_greedy_responses_are_those_of_decoding_here(vllm_server, tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     said = [f"endpoints=[{vllm_server}]", "served.model=toy", "sampling.temperature=0"]
-    there = responses.run(compose("responses", words(tmp_path / "there", *said)))
-    here = responses.run(compose("responses", words(tmp_path / "here", "sampling.temperature=0")))
-    assert list(responses.read_rows(there)) == list(responses.read_rows(here))
-    assert read_manifest(there)["served"]["ids"] == {"returned": 24}
+    remote = responses.run(compose("responses", words(tmp_path / "there", *said)))
+    decoded = responses.run(compose("responses", words(tmp_path / "here", "sampling.temperature=0")))
+    assert list(responses.read_rows(remote)) == list(responses.read_rows(decoded))
+    assert read_manifest(remote)["served"]["ids"] == {"returned": 24}
 
 
 @vllm

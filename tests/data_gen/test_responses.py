@@ -74,12 +74,12 @@ def test_rows_draw_from_streams_of_their_own_whatever_the_size_of_a_shard(checkp
     """One prompt, many times over: its responses differ, within a shard and across shards."""
     path = tmp_path / "same.jsonl"
     path.write_text("".join(json.dumps({"id": i, "prompt": "the cat"}) + "\n" for i in range(12)))
-    found = []
+    tokens_by_size = []
     for size in (3, 12):
         folder = make(checkpoints, path, tmp_path / f"by_{size}", f"shard_size={size}")
-        found.append([row["token_ids"] for row in responses.read_rows(folder)])
-    assert found[0] == found[1]
-    assert len({tuple(tokens) for tokens in found[0]}) > 9
+        tokens_by_size.append([row["token_ids"] for row in responses.read_rows(folder)])
+    assert tokens_by_size[0] == tokens_by_size[1]
+    assert len({tuple(tokens) for tokens in tokens_by_size[0]}) > 9
 
 
 def test_foreign_files_in_an_unfinished_folder_are_named_and_left_alone(checkpoints, prompts_file, tmp_path, capsys):

@@ -171,11 +171,11 @@ def test_size_of_a_matrix_step_does_not_depend_on_the_gradient():
 
 def test_adam_groups_are_adam():
     ours, theirs = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
-    mine = Muon([{"params": [ours], "lr": 0.1, "adam": True, "weight_decay": 0.3}])
+    optimizer = Muon([{"params": [ours], "lr": 0.1, "adam": True, "weight_decay": 0.3}])
     reference = torch.optim.AdamW([theirs], lr=0.1, betas=(0.9, 0.98), weight_decay=0.3)
     for seed in range(5):
         gradient = torch.randn(5, generator=torch.Generator().manual_seed(seed))
         ours.grad, theirs.grad = gradient.clone(), gradient.clone()
-        mine.step()
+        optimizer.step()
         reference.step()
     assert torch.allclose(ours, theirs, atol=1e-6)

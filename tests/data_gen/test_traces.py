@@ -155,14 +155,14 @@ def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_
     recorder = Recorder(pair, sampling, max_drafted=3)
     trace = recorder.record([(prompt, text) for text in sequences], range(ROWS))
     policy = Fixed(num_drafted) if threshold is None else Confidence(threshold)
-    found = by_starts(trace, Bounded(policy, 1, num_drafted)).counts
+    counts = by_starts(trace, Bounded(policy, 1, num_drafted)).counts
     exact = live_distribution(pair, prompt, length, num_drafted, threshold, sampling)
     assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
     for text, prob in distribution.items():
         assert sum(c for key, c in exact.items() if key[0] == text) == pytest.approx(prob, abs=1e-9)
     counted = {}
     for i, text in enumerate(sequences):
-        key = (tuple(text), *(int(found[n][i]) for n in ("num_draft_calls", "num_target_calls", "num_discarded")))
+        key = (tuple(text), *(int(counts[n][i]) for n in ("num_draft_calls", "num_target_calls", "num_discarded")))
         counted[key] = counted.get(key, 0) + 1
     assert counted.keys() <= {key for key, prob in exact.items() if prob > 0}
     tested = {key: prob for key, prob in exact.items() if prob * ROWS >= 5}

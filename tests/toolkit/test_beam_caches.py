@@ -39,8 +39,8 @@ def test_as_many_beams_come_out_as_were_asked_for_with_their_likelihoods(ends, t
     for generation in generations:
         assert len(generation.beams) == len(generation.scores) == wanted
         assert sum(r.num_produced for r in generation.rounds) == len(generation.token_ids)
-        for tokens, found in zip(generation.beams, generation.scores, strict=True):
-            assert found == pytest.approx(likelihood(pair.target, [0, 1, *tokens], 2) / len(tokens))
+        for tokens, score in zip(generation.beams, generation.scores, strict=True):
+            assert score == pytest.approx(likelihood(pair.target, [0, 1, *tokens], 2) / len(tokens))
 
 
 def test_the_draft_reads_every_token_of_a_beam_once(endless_pair, monkeypatch):
@@ -61,8 +61,8 @@ def test_the_drafts_cache_grows_with_its_beams(exact_pair):
     """A draft equal to the target: many beams of short texts, all kept, hold more tokens than the cache began with."""
     same = ModelPair(target=exact_pair.target, draft=exact_pair.target, end_ids=())
     sampling = Sampling(max_new_tokens=9, temperature=8.0)
-    (found,) = decode(same, [[7, 8]], method(58, drafted=58, layers=1), sampling)
-    assert (found.error, len(found.token_ids), len(found.beams)) == (None, 9, 58)
+    (generation,) = decode(same, [[7, 8]], method(58, drafted=58, layers=1), sampling)
+    assert (generation.error, len(generation.token_ids), len(generation.beams)) == (None, 9, 58)
 
 
 def test_no_layer_is_drafted_beyond_a_block(endless_pair):
@@ -84,8 +84,8 @@ def test_the_best_of_a_layer_is_the_most_probable_token(endless_pair):
     greedy = decode(
         endless_pair, [[0, 1], [2]], config.method("autoregressive"), Sampling(max_new_tokens=9, temperature=0)
     )
-    found = decode(endless_pair, [[0, 1], [2]], built, Sampling(max_new_tokens=9, temperature=1.3))
-    assert [g.token_ids for g in found] == [g.token_ids for g in greedy]
+    generations = decode(endless_pair, [[0, 1], [2]], built, Sampling(max_new_tokens=9, temperature=1.3))
+    assert [g.token_ids for g in generations] == [g.token_ids for g in greedy]
 
 
 def test_a_row_that_is_done_hides_none_that_needs_more_pairs(exact_pair, prompts):
@@ -95,10 +95,10 @@ def test_a_row_that_is_done_hides_none_that_needs_more_pairs(exact_pair, prompts
     together = [longest, *(prompt for prompt in prompts if len(prompt) < len(longest))]
     built = config.method("beam_search", ["beams.num_beams=6"])
     sampling = Sampling(max_new_tokens=8, max_length=len(longest) + 1, stop=many)
-    found = decode(lettered(exact_pair), together, built, sampling)
+    generations = decode(lettered(exact_pair), together, built, sampling)
     alone = [decode(lettered(exact_pair), [prompt], built, sampling)[0] for prompt in together]
-    assert [g.beams for g in found] == [g.beams for g in alone]
-    assert len(found[0].rounds) == 1 and all(len(g.rounds) > 1 for g in found[1:])
+    assert [g.beams for g in generations] == [g.beams for g in alone]
+    assert len(generations[0].rounds) == 1 and all(len(g.rounds) > 1 for g in generations[1:])
 
 
 def test_a_beam_draft_says_what_its_cache_holds(endless_pair):

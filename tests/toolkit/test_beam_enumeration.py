@@ -144,19 +144,19 @@ def block(one: SlowRound, drafts: Drafts) -> tuple[Tensor, Tensor]:
     return torch.cat(logps, 1), torch.cat([one.weights[depth][index].log() for depth, index in enumerate(paths)], 1)
 
 
-def agreement(one: SlowRound, drafts: Drafts, cells: Cells, found: BeamVerdict) -> Tensor:
+def agreement(one: SlowRound, drafts: Drafts, cells: Cells, verdict: BeamVerdict) -> Tensor:
     """In which cells `judge` did what the cells say [R]: nodes kept, layers, beams on top, and all their scores."""
     logps, scores = (value[cells.draft] for value in block(one, drafts))
     nodes, first = scores[:, one.num_inputs :], one.num_inputs + (cells.length - 1) * one.num_drafts
-    good = found.valid & (found.kept == cells.kept).all(1)
-    good &= (found.length == cells.length) & (found.num_extra == cells.num_extra)
-    good &= (~cells.kept | ((found.node_scores - nodes).abs() < 1e-9)).all(1)
+    good = verdict.valid & (verdict.kept == cells.kept).all(1)
+    good &= (verdict.length == cells.length) & (verdict.num_extra == cells.num_extra)
+    good &= (~cells.kept | ((verdict.node_scores - nodes).abs() < 1e-9)).all(1)
     first = torch.where(cells.length > 0, first, 0).unsqueeze(1)
     parents, tokens = first + cells.extra // one.vocab_size, cells.extra % one.vocab_size
-    right = (found.extra_parents == parents) & (found.extra_tokens == tokens)
+    right = (verdict.extra_parents == parents) & (verdict.extra_tokens == tokens)
     rows = torch.arange(len(good)).unsqueeze(1)
-    extra_scores = scores.gather(1, found.extra_parents) + logps[rows, found.extra_parents, found.extra_tokens]
-    right &= (found.extra_scores - extra_scores).abs() < 1e-9
+    extra_scores = scores.gather(1, verdict.extra_parents) + logps[rows, verdict.extra_parents, verdict.extra_tokens]
+    right &= (verdict.extra_scores - extra_scores).abs() < 1e-9
     return good & (right | (cells.extra < 0)).all(1)
 
 

@@ -93,9 +93,9 @@ def test_every_method_stops_where_the_string_is_complete(name, exact_pair, promp
     built, sampling = config.method(name), Sampling(max_new_tokens=16, seed=2)
     tokens = [t for g in decode(lettered(exact_pair), prompts, built, sampling) for t in g.token_ids[2:-2]]
     stop = letters(max(set(tokens), key=tokens.count))
-    found = decode(lettered(exact_pair), prompts, built, replace(sampling, stop=(stop,)), batch_size=3)
-    assert any(g.finish_reason == "stop" for g in found)
-    for generation in found:
+    generations = decode(lettered(exact_pair), prompts, built, replace(sampling, stop=(stop,)), batch_size=3)
+    assert any(g.finish_reason == "stop" for g in generations)
+    for generation in generations:
         for beam in generation.beams:
             assert stop not in letters(*beam[:-1])
         whole = letters(*generation.token_ids)
@@ -111,9 +111,9 @@ def test_one_beam_stops_as_one_text_does(exact_pair, prompts):
     sequences = decode(lettered(exact_pair), prompts, config.method("autoregressive"), sampling)
     stop = letters(*sequences[0].token_ids[6:8])
     for built in (method(1), method(1, drafted=1), method(1, selection="top")):
-        found = decode(lettered(exact_pair), prompts, built, replace(sampling, stop=(stop,)))
+        generations = decode(lettered(exact_pair), prompts, built, replace(sampling, stop=(stop,)))
         plain = decode(lettered(exact_pair), prompts, config.method("autoregressive"), replace(sampling, stop=(stop,)))
-        assert [(g.token_ids, g.text, g.finish_reason) for g in found] == [
+        assert [(g.token_ids, g.text, g.finish_reason) for g in generations] == [
             (g.token_ids, g.text, g.finish_reason) for g in plain
         ]
         assert plain[0].finish_reason == "stop"

@@ -334,11 +334,11 @@ def test_scores_are_the_likelihoods_of_the_texts(name, batch_size, exact_pair, p
         assert generation.beams is not None
         assert generation.token_ids == generation.beams[0]
         assert generation.scores == sorted(generation.scores, reverse=True)
-        for tokens, found in zip(generation.beams, generation.scores, strict=True):
+        for tokens, score in zip(generation.beams, generation.scores, strict=True):
             text = torch.tensor([generation.prompt_ids + tokens])
             logps = exact_pair.target(text).logits[0].log_softmax(-1)[len(generation.prompt_ids) - 1 : -1]
             expected = logps.gather(1, torch.tensor(tokens).unsqueeze(1)).mean()
-            assert abs(found - float(expected)) < 1e-6  # Llama's norms compute in float32
+            assert abs(score - float(expected)) < 1e-6  # Llama's norms compute in float32
 
 
 def test_the_draft_reads_what_the_beams_hold(exact_pair, prompts):

@@ -141,9 +141,9 @@ def test_whole_outputs_are_the_targets_by_enumeration(method, sampling):
     """Nothing is lost or gained by the choice: total variation to the target's own outputs is rounding."""
     pair = tables()
     warped = TabularModel(warp(pair.target.probs.log(), sampling))
-    found, sources = whole_outputs(pair, method, [0, 1, 0, 1], 5, sampling)
+    outputs, sources = whole_outputs(pair, method, [0, 1, 0, 1], 5, sampling)
     expected = warped.sequence_distribution([0, 1, 0, 1], 5, END)
-    assert sum(abs(found[output] - expected.get(output, 0.0)) for output in {*found, *expected}) / 2 < 1e-12
+    assert sum(abs(outputs[output] - expected.get(output, 0.0)) for output in {*outputs, *expected}) / 2 < 1e-12
     assert all(sources[name] for name in ("draft", "copy", "nothing"))
 
 
@@ -192,9 +192,9 @@ def test_greedy_outputs_of_real_forwards_in_float32_are_plain_ones(penalty):
     prompts = [prompt * 2 for prompt in ragged_prompts(21)]
     sampling = Sampling(temperature=0, max_new_tokens=20, repetition_penalty=penalty)
     plain = decode(pair, prompts, config.method("autoregressive"), sampling, batch_size=7)
-    found = decode(pair, prompts, method_of(), sampling, batch_size=7)
-    assert [g.token_ids for g in found] == [g.token_ids for g in plain]
-    assert {source(r) for g in found for r in g.rounds} == {"draft", "copy", "nothing"}
+    generations = decode(pair, prompts, method_of(), sampling, batch_size=7)
+    assert [g.token_ids for g in generations] == [g.token_ids for g in plain]
+    assert {source(r) for g in generations for r in g.rounds} == {"draft", "copy", "nothing"}
 
 
 def test_a_draft_that_is_behind_reads_what_it_has_missed():
@@ -203,8 +203,11 @@ def test_a_draft_that_is_behind_reads_what_it_has_missed():
     pair = ModelPair(target=pair.target, draft=pair.target, end_ids=())
     prompts = [prompt * 2 for prompt in ragged_prompts(6)]
     for batch_size in (1, 4):
-        found = decode(pair, prompts, method_of(), Sampling(max_new_tokens=20, seed=1), batch_size=batch_size)
-        by = {name: [r for g in found for r in g.rounds if source(r) == name] for name in ("draft", "copy", "nothing")}
+        generations = decode(pair, prompts, method_of(), Sampling(max_new_tokens=20, seed=1), batch_size=batch_size)
+        by = {
+            name: [r for g in generations for r in g.rounds if source(r) == name]
+            for name in ("draft", "copy", "nothing")
+        }
         assert all(by.values()) and all(r.num_accepted == r.num_drafted for r in by["draft"])
         assert any(r.num_accepted < r.num_drafted for r in by["copy"])
 
@@ -221,14 +224,14 @@ def test_no_forward_of_the_draft_where_no_row_drafts():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HFSession, "extend", spy)
-        found = decode(
+        generations = decode(
             pair, [prompt * 3 for prompt in ragged_prompts(7)], method, Sampling(max_new_tokens=30), batch_size=3
         )
     reads = sum(model is pair.draft for model in sessions)
     assert (
-        reads <= 1 and sum(g.counts.num_draft_calls for g in found) == 0
+        reads <= 1 and sum(g.counts.num_draft_calls for g in generations) == 0
     )  # the prompts of rows that join the first round
-    assert sum(g.counts.num_drafted for g in found) > 0
+    assert sum(g.counts.num_drafted for g in generations) > 0
 
 
 def state_after(policy, rounds):

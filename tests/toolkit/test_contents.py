@@ -161,10 +161,10 @@ def hub(tmp_path, monkeypatch):
 def test_models_of_the_hub_are_known_by_commit_and_nothing_is_read(tmp_path, hub):
     cfg = config_of(tmp_path, "org/name")
     stage.open_stage("demo", cfg).finish()
-    found = stage.finished_stage("demo", cfg)
-    assert found.manifest["config"]["pair"]["target"] == f"commit:{COMMIT}"
+    finished = stage.finished_stage("demo", cfg)
+    assert finished.manifest["config"]["pair"]["target"] == f"commit:{COMMIT}"
     about = {"name": "org/name", "revision": None, "commit": COMMIT, "files": {"model.safetensors": "0123"}}
-    assert found.manifest["models"] == {"pair.target": about}
+    assert finished.manifest["models"] == {"pair.target": about}
     (hub / "refs" / "main").write_text(OTHER)
     assert stage.finished_stage("demo", cfg) is None
 
@@ -248,7 +248,7 @@ def test_files_that_a_users_own_class_names_count_by_content(tmp_path, monkeypat
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def own_package(tmp_path, monkeypatch):
     """A package of a user's own in tmp_path, with a method `mine` in tmp_path/conf."""
     package, conf = tmp_path / "mine", tmp_path / "conf"
     for folder in (package, conf / "method"):
@@ -272,13 +272,13 @@ def mine(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_users_own_class_counts_by_its_source_files(tmp_path, mine):
+def test_a_users_own_class_counts_by_its_source_files(tmp_path, own_package):
     """Its own file and what that imports count; other files and the folder that they are in do not."""
     cfg = compose("decode", ["method=mine", f"paths.root_dir={tmp_path}"])
     stage.open_stage("decode", cfg).finish()
-    (mine / "unused.py").write_text("K = 9\n")
+    (own_package / "unused.py").write_text("K = 9\n")
     assert stage.finished_stage("decode", cfg) is not None
-    (mine / "lengths.py").write_text("K = 2\n")
+    (own_package / "lengths.py").write_text("K = 2\n")
     assert stage.finished_stage("decode", cfg) is None
     cfg.paths.output_dir = str(next(tmp_path.glob("decode-*")))
     with pytest.raises(StaleError, match=r"method\.policy\._target_ has other content \(mine\.Mine\);"):
@@ -290,22 +290,22 @@ def test_classes_of_this_toolkit_and_of_installed_packages_count_by_name():
         assert contents_of({"policy": {"_target_": target}}).identity == {"policy": {"_target_": target}}
 
 
-def test_parts_of_a_comparison_of_rules_are_those_of_the_rules_source(tmp_path, mine):
+def test_parts_of_a_comparison_of_rules_are_those_of_the_rules_source(tmp_path, own_package):
     """The sums of a rule that are kept while a run is under way."""
-    (mine.parent / "conf" / "method" / "rule.yaml").write_text(
+    (own_package.parent / "conf" / "method" / "rule.yaml").write_text(
         "defaults: [specinfer, _self_]\nname: rule\nrule: {_target_: mine.rule.Rule}\n"
     )
     keys = []
     for text in ("one", "two", "one"):
         base = "from toolkit.verification.rules.specinfer import SpecInfer"
         code = f"{base}\nclass Rule(SpecInfer):\n    '{text}'\n"
-        (mine / "rule.py").write_text(code)
+        (own_package / "rule.py").write_text(code)
         keys.append(MethodRule.of("rule").key)
     assert keys[0] == keys[2] != keys[1]
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_folder_that_a_class_declares_counts_in_a_grid(tmp_path, mine, nested):
+def test_a_folder_that_a_class_declares_counts_in_a_grid(tmp_path, own_package, nested):
     folder = tmp_path / "notes"
     folder.mkdir()
     key = "policy: {notes: [%s]}" if nested else "policy.notes: [%s]"

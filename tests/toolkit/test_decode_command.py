@@ -24,7 +24,8 @@ def test_a_second_run_finds_the_first(tiny_overrides, tmp_path, capsys):
     manifest = read_json(folder / "manifest.json")
     assert manifest["num_tokens"] == sum(len(line["token_ids"]) for line in lines_of(folder)) > 3
     assert manifest["seconds"] > 0
-    capsys.readouterr()
+    first = json.dumps(lines_of(folder)[0]["text"], ensure_ascii=False)
+    assert f" {first} (more in " in capsys.readouterr().out
     assert decode.run(cfg) == folder and read_json(folder / "manifest.json") == manifest
     assert f"{manifest['num_tokens'] / manifest['seconds']:.4g} (batch size 2" in capsys.readouterr().out
 
@@ -61,9 +62,9 @@ def speed(path, base, count_tokens, task):
     wanted = lambda line: task == "overall" or line["category"] == task
     chosen, plain = ([line["choices"][0] for line in map(json.loads, file.read_text().splitlines()) if wanted(line)]
                      for file in (path, base))  # fmt: skip
-    mine = np.mean([sum(one["new_tokens"]) / sum(one["wall_time"]) for one in chosen])
+    fast = np.mean([sum(one["new_tokens"]) / sum(one["wall_time"]) for one in chosen])
     theirs = np.mean([sum(count_tokens(turn) - 1 for turn in one["turns"]) / sum(one["wall_time"]) for one in plain])
-    return mine, theirs, mine / theirs, [length for one in chosen for length in one["accept_lengths"]]
+    return fast, theirs, fast / theirs, [length for one in chosen for length in one["accept_lengths"]]
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +89,8 @@ def exported(tmp_path_factory):
 def test_spec_bench_reads_it(exported):
     ours, base = exported["speculative"], exported["autoregressive"]
     for task in ("overall", "math_reasoning"):
-        mine, plain, ratio, lengths = speed(ours / "spec_bench.jsonl", base / "spec_bench.jsonl", len, task)
-        assert mine > 0 and plain > 0 and ratio == mine / plain
+        fast, plain, ratio, lengths = speed(ours / "spec_bench.jsonl", base / "spec_bench.jsonl", len, task)
+        assert fast > 0 and plain > 0 and ratio == fast / plain
         assert sum(lengths) == sum(line["counts"]["num_generated"] for line in lines_of(ours))
         assert len(lengths) == sum(line["counts"]["num_target_calls"] for line in lines_of(ours))
     first = json.loads((ours / "spec_bench.jsonl").read_text().splitlines()[0])

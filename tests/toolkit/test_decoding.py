@@ -215,7 +215,7 @@ def test_state_of_a_policy_starts_afresh_with_every_prompt(exact_pair, prompts):
     ]
     queued = decode(exact_pair, prompts, method, Sampling(max_new_tokens=20), batch_size=2)
     assert [g.token_ids for g in alone] == [g.token_ids for g in queued]
-    lengths = [[[r.num_drafted for r in g.rounds] for g in found] for found in (alone, queued)]
+    lengths = [[[r.num_drafted for r in g.rounds] for g in generations] for generations in (alone, queued)]
     assert lengths[0] == lengths[1]  # a state that goes on would change how far is drafted, not what is written
     assert all(drafted[0] == 3 for drafted in lengths[1])
     assert any(len(set(drafted)) > 2 for drafted in lengths[1])
@@ -294,11 +294,11 @@ def test_prompt_and_response_together_have_a_limit(name, exact_pair, prompts):
 
 def test_prompts_are_cut_at_the_front_on_request(exact_pair, prompts):
     cut = Sampling(max_new_tokens=6, keep_prompt_tokens=3)
-    found = decode(exact_pair, prompts, config.method("speculative"), cut)
+    generations = decode(exact_pair, prompts, config.method("speculative"), cut)
     plain = decode(
         exact_pair, [prompt[-3:] for prompt in prompts], config.method("speculative"), Sampling(max_new_tokens=6)
     )
-    assert [(g.prompt_ids, g.token_ids) for g in found] == [(g.prompt_ids, g.token_ids) for g in plain]
+    assert [(g.prompt_ids, g.token_ids) for g in generations] == [(g.prompt_ids, g.token_ids) for g in plain]
     (full,) = decode(exact_pair, [[1] * 9], config.method("speculative"), Sampling(max_length=9))
     assert full.error is not None and "9 tokens leave no room below max_length=9" in full.error
     with pytest.raises(InputError, match="max_length: expected"):

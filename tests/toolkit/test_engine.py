@@ -151,12 +151,12 @@ def steps(monkeypatch):
 @pytest.mark.parametrize("method", ["autoregressive", "speculative", "mtad"])
 def test_what_the_loop_does_between_two_rounds_counts_for_the_target(method, timed, exact_pair, steps):
     sampling = Sampling(max_new_tokens=12)
-    found = decode_measured(
+    generations = decode_measured(
         exact_pair, [[1], [2]], config.method(method), sampling, batch_size=1, timed=timed
     ).generations
-    assert [len(generation.rounds) > 1 for generation in found] == [True, True]
-    assert steps.count("propose") == sum(len(generation.rounds) for generation in found)
-    for generation in found:
+    assert [len(generation.rounds) > 1 for generation in generations] == [True, True]
+    assert steps.count("propose") == sum(len(generation.rounds) for generation in generations)
+    for generation in generations:
         seconds = [(one.draft_seconds, one.target_seconds) for one in generation.rounds]
         assert seconds[0] == (8, 1 + 2 + 4 + 16 + 32), "neither the texts before nor their ends"
         assert set(seconds[1:]) == {(8, 1 + 2 + 4 + 16 + 32 + 64)}
@@ -166,10 +166,10 @@ def test_what_the_loop_does_between_two_rounds_counts_for_the_target(method, tim
 def test_rounds_add_up_to_the_tokens(name):
     counts = []
     prompts = [[5, 6, 7, 5, 6], [8, 9], [5, 6, 7] * 3]
-    found = decode(
+    generations = decode(
         ModelPair.toy(), prompts, config.method(name), Sampling(max_new_tokens=5), batch_size=2, on_round=counts.append
     )
-    assert sum(counts) == sum(generation.counts.num_generated for generation in found)
+    assert sum(counts) == sum(generation.counts.num_generated for generation in generations)
     assert len(counts) > 2 and counts[0] > 0, "from the first round on"
 
 

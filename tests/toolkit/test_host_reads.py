@@ -40,7 +40,7 @@ def test_no_method_waits_while_it_drafts(name, pair, monkeypatch):
     monkeypatch.setattr(gpu_exactness, "capturing", lambda pair: pair)
     monkeypatch.setattr(gpu_exactness, "CALLS", 0)
     finding = waiting(pair, METHODS[name])
-    assert finding.passed, finding.found
+    assert finding.passed, finding.text
 
 
 @pytest.mark.parametrize("name", ["specdec_pp", "mcsd", "mtad", "speculative_beam"])
@@ -48,7 +48,7 @@ def test_nor_where_the_host_runs_ahead_of_the_answers(name, pair, monkeypatch):
     for module in ("chain", "tree", "beam_chain", "forest"):
         monkeypatch.setattr(f"toolkit.decoding.proposers.{module}.Gate", lambda device: Gate(device, ahead=1))
     finding = waiting(pair, METHODS[name], PLAIN)
-    assert finding.passed, finding.found
+    assert finding.passed, finding.text
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Curious(StoppingPolicy):
 def test_a_policy_that_looks_is_found_with_its_line(pair):
     finding = waiting(pair, Method("curious", Curious(), get("rejection"), max_drafted=4))
     assert finding.passed is False
-    assert "the host reads a value" in finding.found
-    assert "toolkit/stopping/bounded.py" in finding.found  # the innermost line of the toolkit: it called the policy
+    assert "the host reads a value" in finding.text
+    assert "toolkit/stopping/bounded.py" in finding.text  # the innermost line of the toolkit: it called the policy
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

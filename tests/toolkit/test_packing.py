@@ -21,8 +21,8 @@ from toolkit.files.measured import measured
 from toolkit.testing import FAMILIES, VOCAB, tiny_model
 
 PROMPTS = [[5, 9, 11, 7], [6, 3, 8], [12, 4]]
-HERE = bool(packable(nn.Linear(4, 4), large=False))
-on_this_torch = pytest.mark.skipif(not HERE, reason="this torch or processor has no packed products")
+PACKABLE = bool(packable(nn.Linear(4, 4), large=False))
+on_this_torch = pytest.mark.skipif(not PACKABLE, reason="this torch or processor has no packed products")
 ON = EngineOptions(packed="on")
 
 

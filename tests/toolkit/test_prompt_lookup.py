@@ -28,14 +28,14 @@ END = 2
 def slow_lookup(text, most, max_ngram, min_ngram, ends):
     """The longest n-gram first; of its earlier occurrences the last."""
     for size in range(max_ngram, min_ngram - 1, -1):
-        found = [
+        starts = [
             start
             for start in range(len(text))
             if start + size < len(text) and text[start : start + size] == text[-size:]
         ]
-        if len(text) > size and found:
+        if len(text) > size and starts:
             copied = []
-            for token in text[found[-1] + size :][:most]:
+            for token in text[starts[-1] + size :][:most]:
                 copied.append(token)
                 if token in ends:
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from toolkit import ModelPair, config, generate
 from toolkit.config import compose, plain
 from toolkit.config.commands import EndpointKeys
 from toolkit.config.identity import contents_of
+from toolkit.decode import run as decode_command
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import DecodingError, InputError
 from toolkit.models.generation_config import resolved
@@ -84,6 +86,21 @@ def test_options_that_do_nothing_are_warned_of_and_those_of_the_call_refused(tem
         load(enable_thinking=True)
     with pytest.raises(InputError, match="chat_template_options.tokenize: prompts are encoded"):
         load(tokenize=False)
+
+
+def test_plain_text_for_a_chat_model_has_a_hint(templated, tmp_path, capsys):
+    """Of decoded prompts and of responses; not where messages, or texts that were formatted by hand, are among them."""
+    words = [f"pair.target={templated[0]}", f"pair.draft={templated[1]}", "sampling.max_new_tokens=2", "prompts=jsonl"]
+
+    def hints(name, row):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"id": name, **row}) + "\n")
+        options = [*words, f"prompts.path={tmp_path}/{name}.jsonl", f"paths.root_dir={tmp_path}"]
+        decode_command(compose("decode", [*options, "method=speculative"]))
+        responses.run(compose("responses", options))
+        return capsys.readouterr().err.count("hint: this tokenizer has a chat template")
+
+    assert hints("plain", {"prompt": "the cat"}) == 2
+    assert hints("chat", {"messages": HELLO}) == hints("by_hand", {"prompt": "[INST] the cat [/INST]"}) == 0
 
 
 def test_a_date_in_the_template_is_warned_of(templated):

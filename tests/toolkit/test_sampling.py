@@ -35,8 +35,8 @@ def test_warpers_against_transformers():
 def slow_warp(logits: list[float], settings: Sampling, seen: list[bool] | None) -> list[float]:
     """`warp` of one distribution, token by token."""
     values = list(logits)
-    for token, there in enumerate(seen or []):
-        if there:
+    for token, is_seen in enumerate(seen or []):
+        if is_seen:
             scale = settings.repetition_penalty
             values[token] = values[token] / scale if values[token] > 0 else values[token] * scale
     values = [value / settings.temperature for value in values]
@@ -75,10 +75,10 @@ def test_warp_is_its_definition(settings):
     sampling, generator = Sampling(**settings), torch.Generator().manual_seed(3)
     logits = torch.randn(7, 2, 5, generator=generator, dtype=torch.float64) * 1.5
     seen = torch.rand(7, 2, 5, generator=generator) < 0.5
-    found = warp(logits, sampling, seen)
+    warped = warp(logits, sampling, seen)
     slow = [[slow_warp(*pair) for pair in zip(a, [sampling] * 2, b, strict=True)]
             for a, b in zip(logits.tolist(), seen.tolist(), strict=True)]  # fmt: skip
-    assert torch.allclose(found, torch.tensor(slow, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(warped, torch.tensor(slow, dtype=torch.float64), atol=1e-12)
     unpenalized = warp(logits, sampling)
     slow = [[slow_warp(row, sampling, None) for row in block] for block in logits.tolist()]
     assert torch.allclose(unpenalized, torch.tensor(slow, dtype=torch.float64), atol=1e-12)

@@ -191,8 +191,8 @@ def test_finished_work_is_found_without_writing(tmp_path):
     stage.open_stage("demo", config_at(folder, size=1))
     assert stage.finished_stage("demo", config_at(folder, size=1)) is None  # under way
     finished(folder, size=1)
-    found = stage.finished_stage("demo", config_at(folder, size=1, batch_size=7, kind="x"), ignore=["kind"])
-    assert found is not None and found.folder == folder and found.finished and found.name == "demo"
+    reopened = stage.finished_stage("demo", config_at(folder, size=1, batch_size=7, kind="x"), ignore=["kind"])
+    assert reopened is not None and reopened.folder == folder and reopened.finished and reopened.name == "demo"
     assert stage.finished_stage("demo", config_at(folder, size=2)) is None
     assert stage.finished_stage("other", config_at(folder, size=1)) is None
     assert stage.finished_stage("demo", config_at(folder, size=1), inputs=[folder / "a.txt"]) is None
@@ -344,11 +344,11 @@ def test_nothing_but_true_overwrites(tmp_path):
 
 def test_a_file_that_is_not_the_stages_is_not_written_over(tmp_path):
     opened = stage.open_stage("demo", config_at(tmp_path / "out"))
-    mine = opened.folder / "metrics.json"
-    mine.write_text("mine")
+    path = opened.folder / "metrics.json"
+    path.write_text("mine")
     with pytest.raises(InputError, match="metrics.json was not made by this stage and is left alone"):
-        atomic.write_json(mine, {})
-    assert mine.read_text() == "mine"
+        atomic.write_json(path, {})
+    assert path.read_text() == "mine"
 
 
 def test_folders_of_other_programs_and_half_written_files_go_too(tmp_path):

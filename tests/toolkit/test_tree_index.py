@@ -22,11 +22,11 @@ class Plain:
 
     def path(self, node):
         """The node's ancestors and itself, oldest first."""
-        found = []
+        ancestors = []
         while node >= 0:
-            found.insert(0, node)
+            ancestors.insert(0, node)
             node = self.parents[node]
-        return found
+        return ancestors
 
     def sees(self, node):
         """Slots that a node may look at."""
@@ -49,7 +49,7 @@ def placed(index, plain, rows, counts, chain, parents):
     width = chain + (0 if parents is None else len(parents[0]))
     starts = [plain[row].context + len(plain[row].parents) for row in rows]
     given = None if parents is None else torch.tensor(parents)
-    found = index.place(rows, width, counts, given)
+    placement = index.place(rows, width, counts, given)
     counts = [chain] * len(rows) if counts is None else counts
     for place, row in enumerate(rows):
         tree, first = plain[row], starts[place]
@@ -57,23 +57,25 @@ def placed(index, plain, rows, counts, chain, parents):
         for t in range(chain):
             behind = t - (chain - counts[place])
             if behind < 0:
-                assert int(found.slots[place, t]) == index.capacity  # no token attends to it
+                assert int(placement.slots[place, t]) == index.capacity  # no token attends to it
                 continue
-            assert int(found.slots[place, t]) == int(found.positions[place, t]) == first + behind
-            assert seen(found, place, t) == set(range(first + behind + 1))
+            assert int(placement.slots[place, t]) == int(placement.positions[place, t]) == first + behind
+            assert seen(placement, place, t) == set(range(first + behind + 1))
         for n in range(width - chain):
             tree.parents.append(parents[place][n])
         for n in range(width - chain):
             node = len(tree.parents) - (width - chain) + n
-            assert int(found.slots[place, chain + n]) == tree.context + node
-            assert int(found.positions[place, chain + n]) == tree.context + len(tree.path(node)) - 1
-            assert seen(found, place, chain + n) == tree.sees(node)
+            assert int(placement.slots[place, chain + n]) == tree.context + node
+            assert int(placement.positions[place, chain + n]) == tree.context + len(tree.path(node)) - 1
+            assert seen(placement, place, chain + n) == tree.sees(node)
         assert index.lengths[row] == tree.context + len(tree.parents)
         assert index.context_lengths[row] == tree.context and index.num_nodes(row) == len(tree.parents)
     used = max(max(index.lengths[row] for row in rows), 1)
-    assert found.visible == found.mask.shape[2] == min(-(-used // index.granule) * index.granule, index.capacity)
+    assert (
+        placement.visible == placement.mask.shape[2] == min(-(-used // index.granule) * index.granule, index.capacity)
+    )
     alike = len(set(starts)) == 1 and all(count == chain for count in counts)
-    assert found.start == (starts[0] if alike else None)
+    assert placement.start == (starts[0] if alike else None)
 
 
 def seen(placement, row, token):
@@ -82,12 +84,12 @@ def seen(placement, row, token):
 
 def positions(index, plain, rows, visible):
     """What slots hold: those in use."""
-    found = index.slot_positions(rows, visible)
-    assert found.shape == (len(rows), visible)
+    slots = index.slot_positions(rows, visible)
+    assert slots.shape == (len(rows), visible)
     for place, row in enumerate(rows):
         tree = plain[row]
         known = [*range(tree.context), *(tree.context + len(tree.path(n)) - 1 for n in range(len(tree.parents)))]
-        assert found[place, : len(known)].tolist() == known
+        assert slots[place, : len(known)].tolist() == known
 
 
 @pytest.mark.parametrize("granule", [1, 8])
@@ -194,7 +196,7 @@ def test_a_table_is_read_by_the_last_tokens(table):
 
 @pytest.mark.parametrize("end", [None, 2])
 def test_the_distribution_of_whole_outputs(table, end):
-    found = table.sequence_distribution([1, 0], 3, end)
+    distribution = table.sequence_distribution([1, 0], 3, end)
     known = {}
     for output in itertools.product(range(3), repeat=3):
         cut = output[: output.index(end) + 1] if end in output else output
@@ -203,8 +205,8 @@ def test_the_distribution_of_whole_outputs(table, end):
             prob *= float(table.probs[table.state(text), token])
             text.append(token)
         known[cut] = prob
-    assert found == pytest.approx(known) and sum(found.values()) == pytest.approx(1.0)
-    assert len(found) == (27 if end is None else 8 + 1 + 2 + 4)
+    assert distribution == pytest.approx(known) and sum(distribution.values()) == pytest.approx(1.0)
+    assert len(distribution) == (27 if end is None else 8 + 1 + 2 + 4)
 
 
 def test_a_session_of_a_table_follows_its_rows(table):

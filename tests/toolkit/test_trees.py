@@ -214,7 +214,7 @@ def test_chains_that_share_a_prefix_are_exact_by_enumeration(name):
     target, draft = pair.target.probs, pair.drafts[0].probs
     start = pair.target.state([0, 1])
     after = lambda token: (start * 3 + token) % len(target)
-    found = torch.zeros(3, 3, dtype=torch.float64)
+    joint = torch.zeros(3, 3, dtype=torch.float64)
     second = {}  # the second token's distribution, by the first and by the multiset of candidates behind it
     for first in product(range(3), repeat=3):
         prob = float(torch.stack([draft[start, y] for y in first]).prod())
@@ -226,9 +226,9 @@ def test_chains_that_share_a_prefix_are_exact_by_enumeration(name):
             key = (token, shared)
             if key not in second:
                 second[key] = node_emission(rule, target[after(token)], draft[after(token)], shared)
-            found[token] += prob * emitted[token] * second[key]
+            joint[token] += prob * emitted[token] * second[key]
     expected = torch.stack([target[start, t] * target[after(t)] for t in range(3)])
-    assert (found - expected).abs().max() < 1e-12
+    assert (joint - expected).abs().max() < 1e-12
 
 
 def node_emission(rule, p, q, count):

@@ -74,8 +74,8 @@ def test_the_same_weights_in_another_format_are_the_same(dtype):
     assert (fingerprint(model) == fingerprint(other)) == (dtype is torch.float64)
     assert fingerprint(copy.deepcopy(other).float()) == fingerprint(other)  # formats that hold them exactly
     about = json.loads(json.dumps(Weights.of(model).facts("draft")))
-    known, here = Weights.recorded(about), Weights.of(other)
-    assert known.other_than(here) is None is here.other_than(known)
+    known, weights = Weights.recorded(about), Weights.of(other)
+    assert known.other_than(weights) is None is weights.other_than(known)
     assert Weights.recorded(about, "target") is None
     negate_every_second(other.model.layers[0].mlp.up_proj.weight)
     assert known.other_than(Weights.of(other)).endswith("model.layers.0.mlp.up_proj.weight differs")

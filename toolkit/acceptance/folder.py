@@ -109,12 +109,12 @@ def inside(folder: str | Path) -> Path:
     A head in the layout of the published SpecDec++ code is rewritten in ours, and the folder of the rewritten head is
     returned.
     """
-    here = Path(folder)
-    if any(kind.is_in(here) for kind in KINDS.values()):
-        return here
-    if is_published(here):
-        return rewritten(here)
-    return here / "head" if (here / "head").is_dir() else here
+    path = Path(folder)
+    if any(kind.is_in(path) for kind in KINDS.values()):
+        return path
+    if is_published(path):
+        return rewritten(path)
+    return path / "head" if (path / "head").is_dir() else path
 
 
 def head_hash(folder: str | Path) -> str:

@@ -193,10 +193,10 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
 
 def write_card(folder: Path | str) -> Path:
     """README.md of a folder: about all heads that it holds."""
-    here = [kind for kind in SavedHead.__subclasses__() if kind.is_in(folder)]
+    kinds = [kind for kind in SavedHead.__subclasses__() if kind.is_in(folder)]
     return write_text(
         Path(folder) / card.FILE,
-        card.card_of([(kind, _checked(Path(folder) / kind.config_file, needed=False)) for kind in here]),
+        card.card_of([(kind, _checked(Path(folder) / kind.config_file, needed=False)) for kind in kinds]),
     )
 
 

@@ -100,8 +100,10 @@ class LoadCost:
             for axis, points, wanted in (("batch size", grid.batch, batches), ("width", grid.width, widths)):
                 for at in wanted:
                     if at < points[0] or (len(points) == 1 and at != points[0]):
-                        there = " and ".join(f"{point:g}" for point in points)
-                        return f"expected times of the {name} at {axis} {at:g}, too, got those at {axis} {there} alone"
+                        covered = " and ".join(f"{point:g}" for point in points)
+                        return (
+                            f"expected times of the {name} at {axis} {at:g}, too, got those at {axis} {covered} alone"
+                        )
         return None
 
     def warn(self, costs: str | CostTable | None, batches: Sequence[float], widest: float = 1) -> None:

@@ -121,8 +121,8 @@ class _Walk:
 
     def layer_probs(self, logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
         """p_beam of the next layer [B, n V], and its logarithm before warping [B, n, V]."""
-        here = logits[:, self.first : self.first + self.count]
-        p, joint = joint_distribution(self.scores, here, sampling, self.sequences)
+        layer_logits = logits[:, self.first : self.first + self.count]
+        p, joint = joint_distribution(self.scores, layer_logits, sampling, self.sequences)
         self.valid &= torch.isfinite(p).all(-1) | ~self.active
         return p, joint
 

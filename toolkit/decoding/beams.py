@@ -357,10 +357,10 @@ def _shares(layers: list[int], widths: list[int]) -> list[float]:
     """
     reached, shares = 1.0, [0.0] * len(layers)
     for layer, width in enumerate(widths, start=1):
-        here = [i for i, of in enumerate(layers) if of == layer]
-        for i in here:
+        members = [i for i, of in enumerate(layers) if of == layer]
+        for i in members:
             shares[i] = reached / width
-        reached *= 1 - len(here) / width
+        reached *= 1 - len(members) / width
     return shares
 
 

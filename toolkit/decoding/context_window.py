@@ -60,8 +60,8 @@ class HistoryWindow:
             back = torch.arange(self.count, device=tokens.device).flip(0)  # how far each kept one is from the newest
             own = counts.unsqueeze(1)
             index = torch.where(back < own, self.count + width - 1 - back, self.count - 1 - back + own)
-            mine = torch.arange(width, device=tokens.device) >= width - own
-            self.now = _moved(self.now, new, index, mine)
+            is_own = torch.arange(width, device=tokens.device) >= width - own
+            self.now = _moved(self.now, new, index, is_own)
         self._start = self.now
 
     def note(self, step: DraftStep) -> None:
@@ -129,11 +129,11 @@ def _positions(hidden: Tensor, tokens: Tensor, token_prob: Tensor, entropy: Tens
     }  # fmt: skip
 
 
-def _moved(old: History, new: Positions, index: Tensor, mine: Tensor) -> History:
+def _moved(old: History, new: Positions, index: Tensor, is_own: Tensor) -> History:
     """The positions at index [B, H] of old and new ones side by side. mine [B, n]: the new ones that each text has."""
     rows = torch.arange(len(index), device=index.device).unsqueeze(1)
     joined = {
         name: torch.cat([values, new[name].to(values.dtype)], 1)[rows, index] for name, values in old.positions.items()
     }
-    log_probs = torch.where(mine, new["token_prob"].double().clamp(min=SMALLEST).log(), 0.0)
-    return History(**joined, likelihood=old.likelihood + log_probs.sum(1).float(), count=old.count + mine.sum(1))
+    log_probs = torch.where(is_own, new["token_prob"].double().clamp(min=SMALLEST).log(), 0.0)
+    return History(**joined, likelihood=old.likelihood + log_probs.sum(1).float(), count=old.count + is_own.sum(1))

@@ -190,9 +190,9 @@ def _check_modules(target: Any, model: Any, layers: Sequence[int]) -> None:
         for name in sorted(left.keys() | right.keys()):
             traits = [_traits(side.get(name)) for side in (left, right)]
             for trait in sorted(traits[0].keys() | traits[1].keys()):
-                mine, its = (side.get(trait) for side in traits)
-                if mine != its:
-                    raise InputError(f"{trait} of its layer {number} would be {mine} instead of {its}")
+                own, its = (side.get(trait) for side in traits)
+                if own != its:
+                    raise InputError(f"{trait} of its layer {number} would be {own} instead of {its}")
 
 
 def _traits(module: nn.Module | None) -> dict[str, Any]:

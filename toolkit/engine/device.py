@@ -17,10 +17,10 @@ def check_device(name: str) -> None:
     try:
         torch.ones(1, device=name).item()
     except Exception as error:  # of whatever stands between torch and the device
-        here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-        here += ["mps"] if torch.backends.mps.is_available() else []
+        names = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        names += ["mps"] if torch.backends.mps.is_available() else []
         raise InputError(
-            f"device: expected one that is here ({', '.join(here)}), got {name}: {first_line(error)}"
+            f"device: expected one that is here ({', '.join(names)}), got {name}: {first_line(error)}"
         ) from None
 
 

@@ -16,6 +16,23 @@ OURS = ("conversation", "add_generation_prompt", "tokenize", "return_dict", "ret
 TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1""")  # how a template asks for the date, and in which format
 
 
+def hint_of_template(tokenizer: Any, contents: Sequence[Any]) -> str | None:
+    """The line that a chat model's user sees whose prompts are all plain text; None for other models and prompts.
+
+    Texts with a special token of the tokenizer, or with Llama 2's [INST], were formatted by hand.
+    """
+    if not contents or not getattr(tokenizer, "chat_template", None):
+        return None
+    marks = {"[INST]", *map(str, getattr(tokenizer, "all_special_tokens", ()))} - {""}
+    if not all(isinstance(text, str) and not any(mark in text for mark in marks) for text in contents):
+        return None
+    return (
+        "hint: this tokenizer has a chat template, and the prompts are plain text, which is read as it stands. "
+        '"messages": [{"role": "user", "content": "..."}] in the place of "prompt" would apply it '
+        "(data sets of the hub: prompts.turns=FIELD prompts.chat=tokenizer)"
+    )
+
+
 def check_options(options: Mapping[str, Any], tokenizer: Any) -> None:
     """Raises InputError for options that are not the template's; warns of those that it reads nowhere."""
     for name in options:

@@ -56,23 +56,23 @@ class Weights:
         return None if hash_ is None else cls(str(hash_), record.get(f"{role}_weights"))
 
     @classmethod
-    def changed(cls, record: Mapping[str, Any], here: Weights, role: str = "draft") -> str | None:
+    def changed(cls, record: Mapping[str, Any], weights: Weights, role: str = "draft") -> str | None:
         """Why these are not the weights that a record names for a role; None: they are, or it names none."""
         recorded = cls.recorded(record, role)
-        return None if recorded is None else recorded.other_than(here)
+        return None if recorded is None else recorded.other_than(weights)
 
     def facts(self, role: str = "draft") -> dict[str, Any]:
         """The fields that `recorded` reads."""
         return {f"{role}_fingerprint": self.fingerprint, f"{role}_weights": self.sketch}
 
-    def other_than(self, here: Weights) -> str | None:
+    def other_than(self, other: Weights) -> str | None:
         """Why these are not the same weights, in whatever formats they are held; None: they are."""
-        if self.fingerprint == here.fingerprint:
+        if self.fingerprint == other.fingerprint:
             return None
-        both = f"fingerprint {self.fingerprint}, this one {here.fingerprint}"
-        if self.sketch is None or here.sketch is None:
+        both = f"fingerprint {self.fingerprint}, this one {other.fingerprint}"
+        if self.sketch is None or other.sketch is None:
             return both
-        reason = difference(self.sketch, here.sketch)
+        reason = difference(self.sketch, other.sketch)
         return None if reason is None else f"{both}: {reason}"
 
     def not_of(self, model: Any) -> str | None:
@@ -116,22 +116,22 @@ def adapters(model: Any) -> list[Any]:
     return rows
 
 
-def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> str | None:
     """Why two sketches are not of the same weights; None: they are, up to the coarser format's rounding.
 
     Warns, and compares nothing, if either is of quantised weights.
     """
-    if "adapters" in there and "adapters" in here and there["adapters"] != here["adapters"]:
+    if "adapters" in left and "adapters" in right and left["adapters"] != right["adapters"]:
         return "other adapters are at work"
-    formats = (there["format"], here["format"])
+    formats = (left["format"], right["format"])
     if any(name not in ROUNDING for name in formats):
         warnings.warn(f"weights in {' and '.join(formats)} cannot be compared", RuntimeWarning, stacklevel=3)
         return None
     coarser = max(formats, key=lambda name: ROUNDING[name])
-    if names := sorted(there["tensors"].keys() ^ here["tensors"].keys()):
+    if names := sorted(left["tensors"].keys() ^ right["tensors"].keys()):
         return f"only one of them has {names[0]}"
-    for name, (shape, norm, sums) in there["tensors"].items():
-        other_shape, other_norm, other_sums = here["tensors"][name]
+    for name, (shape, norm, sums) in left["tensors"].items():
+        other_shape, other_norm, other_sums = right["tensors"][name]
         if list(shape) != list(other_shape):
             return f"{name} has shape {list(shape)} and {list(other_shape)}"
         if formats[0] == formats[1]:

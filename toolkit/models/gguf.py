@@ -128,8 +128,10 @@ def _check_taken(model: Any, report: dict[str, Any], file: GGUFFile) -> None:
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
     state = model.state_dict()
-    for name, there, here in report["mismatched_keys"]:
-        raise InputError(f"{file.path}: {name} is {list(there)}, transformers' {type(model).__name__} has {list(here)}")
+    for name, num_in_file, num_in_model in report["mismatched_keys"]:
+        raise InputError(
+            f"{file.path}: {name} is {list(num_in_file)}, transformers' {type(model).__name__} has {list(num_in_model)}"
+        )
     missing = set(report["missing_keys"])
     for name in sorted(missing):
         if not name.endswith(".bias"):
@@ -139,15 +141,15 @@ def _check_taken(model: Any, report: dict[str, Any], file: GGUFFile) -> None:
     if further := file.get("nextn_predict_layers", 0):  # for several tokens at once; transformers leaves them out
         first = file.get("block_count") - further
         unused |= {name for name in file.names(r"blk\.\d+\..*") if int(name.split(".")[1]) >= first}
-    there = sum(int(tensor.n_elements) for name, tensor in file.tensors.items() if name not in unused)
-    here = sum({t.data_ptr(): t.numel() for name, t in state.items() if name not in missing}.values())
-    if there != here:
+    num_in_file = sum(int(tensor.n_elements) for name, tensor in file.tensors.items() if name not in unused)
+    num_in_model = sum({t.data_ptr(): t.numel() for name, t in state.items() if name not in missing}.values())
+    if num_in_file != num_in_model:
         kind = next((kind for kind, name in MODEL_ARCH_NAMES.items() if name == file.architecture), MODEL_ARCH.LLAMA)
         names = get_tensor_name_map(kind, model.config.num_hidden_layers)
         taken = {names.get_name(name, (".weight", ".bias")) for name in state}
         left = [name for name in file.tensors if name not in taken | unused]
         raise InputError(
-            f"{file.path} holds {there:,} weights, transformers' {type(model).__name__} took {here:,} of them"
+            f"{file.path} holds {num_in_file:,} weights, transformers' {type(model).__name__} took {num_in_model:,} of them"
             + (f": {', '.join(left[:3])}{' ...' if len(left) > 3 else ''} have no place in it" if left else "")
         )
 

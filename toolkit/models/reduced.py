@@ -263,9 +263,9 @@ def whole_vocabulary(model: Any, output: Tensor, bias: Tensor | None = None) -> 
     for name, rows in reduced.rows.named_parameters():
         source = output if name == "weight" else bias
         if source is None or source.shape != (reduced.size, *rows.shape[1:]):
-            there = None if source is None else list(source.shape)
+            shape = None if source is None else list(source.shape)
             raise InputError(
-                f"a whole vocabulary: expected {name} of shape {[reduced.size, *rows.shape[1:]]}, got {there}"
+                f"a whole vocabulary: expected {name} of shape {[reduced.size, *rows.shape[1:]]}, got {shape}"
             )
         state[f"{prefix}.{name}"] = source.detach().to(rows).index_copy(0, reduced.kept, rows.detach())
     whole.load_state_dict(state)

@@ -323,8 +323,8 @@ def provenance() -> dict[str, Any]:
 @cache
 def revision() -> str:
     """The code's git revision, with + if the tree has changes; "unknown" outside a checkout. Read once per process."""
-    here = Path(__file__).resolve().parent
-    options: dict[str, Any] = {"cwd": here, "capture_output": True, "text": True, "check": True}
+    folder = Path(__file__).resolve().parent
+    options: dict[str, Any] = {"cwd": folder, "capture_output": True, "text": True, "check": True}
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **options)
         status = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command
@@ -340,12 +340,12 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
         return f"it was made by {old.get('stage')}, not {name}"
     before, now = configs.flatten(old.get("config", {})), configs.flatten(stage.identity)
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    here, there = stage.contents.models, old.get("models") or {}
+    models, old_models = stage.contents.models, old.get("models") or {}
     changed = [
         key
         for key in changed  # a model of the hub whose commit is not known here may be the one that the manifest names
-        if not (str(now.get(key)).startswith(UNRESOLVED) and there.get(key))
-        or any(here.get(key, {}).get(part) != there[key].get(part) for part in ("name", "revision"))
+        if not (str(now.get(key)).startswith(UNRESOLVED) and old_models.get(key))
+        or any(models.get(key, {}).get(part) != old_models[key].get(part) for part in ("name", "revision"))
     ]
     contents = [key for key in changed if is_content(before.get(key)) and is_content(now.get(key))]
     for key in changed:

@@ -153,8 +153,8 @@ def read_scores(folder: Path, names: Sequence[str]) -> list[float]:
     scores = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
     for name in names:
         if name not in scores:
-            there = f"{sorted(scores)} (the scores in {folder})"
-            raise InputError(f"hydra.sweeper.metrics: expected of {there}, got {name}")
+            expected = f"{sorted(scores)} (the scores in {folder})"
+            raise InputError(f"hydra.sweeper.metrics: expected of {expected}, got {name}")
     return [scores[name] for name in names]
 
 

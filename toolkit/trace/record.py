@@ -192,8 +192,8 @@ class Recorder:
             logits, hidden = self.pair.fit(reading.logits), reading.hidden
             for row, text in enumerate(batch):
                 if (count := min(end, len(text.produced)) - first) > 0:
-                    mine = (scores[row, :count], logits[row, :count], hidden[row, :count].to(logits.device))
-                    parts[row].append(self._part(text, first, *mine))
+                    readings = (scores[row, :count], logits[row, :count], hidden[row, :count].to(logits.device))
+                    parts[row].append(self._part(text, first, *readings))
             del scores, reading, logits, hidden
         columns = [{name: torch.cat([part[name] for part in of_text]) for name in of_text[0]} for of_text in parts]
         for text, column in zip(batch, columns, strict=True):

@@ -104,11 +104,11 @@ class ResumableData(pl.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises InputError if the checkpoint's training had other batches: their rest is not the rest of these."""
-        for name, here in self.state_dict().items():
-            there = state_dict.get(name)
-            if there != here:
+        for name, value in self.state_dict().items():
+            saved = state_dict.get(name)
+            if saved != value:
                 raise InputError(
-                    f"the checkpoint's training had other batches: {name} was {there}, is {here}; resume with the same "
+                    f"the checkpoint's training had other batches: {name} was {saved}, is {value}; resume with the same "
                     "data, or start again from its weights (from_pretrained)"
                 )
 

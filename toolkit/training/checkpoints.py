@@ -164,10 +164,10 @@ def pretrained_files(from_pretrained: str | None) -> list[Path]:
     if from_pretrained is None:
         return []
     folder = inside(from_pretrained)
-    here = [kind for kind in KINDS.values() if kind.is_in(folder)]
-    for kind in here or KINDS.values():  # of none, the first one says what is missing
+    kinds = [kind for kind in KINDS.values() if kind.is_in(folder)]
+    for kind in kinds or KINDS.values():  # of none, the first one says what is missing
         kind.load(folder)
-    return [folder / name for kind in here for name in (kind.weights_file, kind.config_file)]
+    return [folder / name for kind in kinds for name in (kind.weights_file, kind.config_file)]
 
 
 def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> None:
@@ -178,9 +178,9 @@ def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> 
     if (reason := Weights.changed(record, draft)) is not None:
         raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft ({reason})")
     for name in {**head.config, **trained.config}:
-        here, there = head.config.get(name), trained.config.get(name)
-        if there != here and name not in ("log_w_rej", "dropout"):  # another goal or training, not another head
-            raise InputError(f"from_pretrained: expected a head with {name}={here}, {from_pretrained} has {there}")
+        own, other = head.config.get(name), trained.config.get(name)
+        if other != own and name not in ("log_w_rej", "dropout"):  # another goal or training, not another head
+            raise InputError(f"from_pretrained: expected a head with {name}={own}, {from_pretrained} has {other}")
     head.load_state_dict(trained.state_dict())
 
 
@@ -198,6 +198,6 @@ def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft: Weigh
     if (reason := Weights.changed(record, draft)) is not None:
         raise InputError(f"{path} was made with another draft ({reason})")
     for name in {**head.config, **record["head"]}:
-        here, there = head.config.get(name), record["head"].get(name)
-        if there != here:
-            raise InputError(f"{path} holds another head: expected {name}={here}, got {there}")
+        own, saved = head.config.get(name), record["head"].get(name)
+        if saved != own:
+            raise InputError(f"{path} holds another head: expected {name}={own}, got {saved}")

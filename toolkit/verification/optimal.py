@@ -64,8 +64,8 @@ def independent_bounds(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
         values = p.gather(-1, order).cumsum(-1) - inside.prod(-2)
         least, at = values.min(-1, keepdim=True)
         best = torch.minimum(best, 1 + least.squeeze(-1))
-        here = inside.gather(-1, at.unsqueeze(-2).expand(*inside.shape[:-1], 1)).clamp(min=1e-300)
-        weights = here.log().neg().exp()
+        inside_at = inside.gather(-1, at.unsqueeze(-2).expand(*inside.shape[:-1], 1)).clamp(min=1e-300)
+        weights = inside_at.log().neg().exp()
         weights = weights / weights.amax(-2, keepdim=True)
     return best.clamp(min=0.0)
 

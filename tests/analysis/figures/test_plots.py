@@ -65,9 +65,9 @@ def test_curves_follow_the_parameter_of_most_values():
         settings("specdec_pp", [f"h={h} head={head}" for head in "ab" for h in (0.1, 0.5, 0.9)]),
         settings("oracle", [""]),
     ])  # fmt: skip
-    found = {(method, curve.name): list(curve.setting) for method, curve in curves_of(table)}
-    assert set(found) == {("speculative", ""), ("specdec_pp", "head=a"), ("specdec_pp", "head=b"), ("oracle", "")}
-    assert len(found["specdec_pp", "head=b"]) == 3
+    curves = {(method, curve.name): list(curve.setting) for method, curve in curves_of(table)}
+    assert set(curves) == {("speculative", ""), ("specdec_pp", "head=a"), ("specdec_pp", "head=b"), ("oracle", "")}
+    assert len(curves["specdec_pp", "head=b"]) == 3
 
 
 def test_few_methods_are_in_colour():

@@ -219,7 +219,7 @@ def test_the_command_ends_with_a_sentence_and_finds_its_work_finished(tmp_path, 
     folder = advise.run(cfg)
     assert folder.name.startswith("advise-")
     first = capsys.readouterr().out
-    assert "Draft 4 tokens (the longest that was served: serve a longer one to see further): " in first
+    assert "Draft 4 tokens (the longest that was counted: let the server draft more to see further): " in first
     assert read_table(folder, "lengths").num_drafted.tolist() == [0, 1, 2, 3, 4]
     assert "Accepted, given that all tokens before it were" in (folder / "observed.md").read_text()
     stamp = (folder / "observed.md").stat().st_mtime_ns

@@ -150,9 +150,9 @@ def recorded_pair(context, tmp_path_factory):
     own = LoadCost.ratio(0.9).save(folder / "own.json")
     settings = [Setting("autoregressive"), Setting("speculative"), Setting("batch_rate_confidence")]
     settings += [Setting("batch_rate_confidence", {"policy.costs": str(own)}), Setting("oracle"), Setting("mcsd")]
-    found = RecordedPair(context, settings, folder, 20)
-    found.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(folder / "costs.json")
-    return found
+    pair = RecordedPair(context, settings, folder, 20)
+    pair.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(folder / "costs.json")
+    return pair
 
 
 def test_chains_verified_token_by_token_are_simulated(recorded_pair):
@@ -186,11 +186,11 @@ def test_nothing_to_simulate_is_refused(context, tmp_path):
 def test_roll_outs_are_as_deep_as_pays_and_deeper_settings_are_left_out(context, tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 3)
     settings = [Setting("speculative", {"policy.num_drafted": length}) for length in (2, 3, 4)]
-    found = RecordedPair(context, [Setting("autoregressive"), *settings, Setting("confidence")], tmp_path, "auto")
-    assert found.max_drafted == 3 and list(found.left_out) == ["speculative"]
-    assert [setting.label for setting in found.settings[:-1]] == ["", "K=2", "K=3"]
-    found.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(tmp_path / "costs.json")
-    assert found.recording.trace_for(found.settings[1]).max_drafted == 3
-    assert found.overrides(found.settings[-1])["method.max_drafted"] == 3, "decoded as it was simulated"
+    pair = RecordedPair(context, [Setting("autoregressive"), *settings, Setting("confidence")], tmp_path, "auto")
+    assert pair.max_drafted == 3 and list(pair.left_out) == ["speculative"]
+    assert [setting.label for setting in pair.settings[:-1]] == ["", "K=2", "K=3"]
+    pair.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(tmp_path / "costs.json")
+    assert pair.recording.trace_for(pair.settings[1]).max_drafted == 3
+    assert pair.overrides(pair.settings[-1])["method.max_drafted"] == 3, "decoded as it was simulated"
     monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 7)
     assert RecordedPair(context, settings, tmp_path, "auto").max_drafted == 3, "measured once per draft and texts"

@@ -100,7 +100,7 @@ def test_all_but_reading_is_refused_and_nothing_changes(folder, query):
     score = metric.score(query.replace("FOLDER", str(folder)), ask("SELECT count(*) FROM item"))
     assert score.counts == (0, 1) and score.reason.startswith("refused, only reading is allowed: "), score
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
-    assert sorted(found.name for found in folder.rglob("*")) == ["shop", "shop.sqlite"]
+    assert sorted(path_left.name for path_left in folder.rglob("*")) == ["shop", "shop.sqlite"]
     assert metric.score("SELECT count(*) FROM item", ask("SELECT 6")).counts == (1, 1)  # the run goes on
 
 

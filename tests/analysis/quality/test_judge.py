@@ -152,8 +152,8 @@ def test_judgements_are_kept_and_belong_to_their_judge(seven, answer_last, tmp_p
 @pytest.fixture
 def stub(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    with stub_judge() as found:
-        yield found
+    with stub_judge() as judge:
+        yield judge
 
 
 def asking(stub, **options):

@@ -44,14 +44,14 @@ def test_logits_are_those_of_the_head_on_every_state(trace, heads, monkeypatch, 
     monkeypatch.setattr(score, "CHUNK", chunk)
     draft = testing.table_pair().draft
     acceptance, preread = heads
-    found = score.with_logits(trace, {"x": scorer_with(acceptance, draft, "cpu")})
-    assert list(found.estimates) == ["x"] and found.estimates["x"].dtype == torch.float32
-    assert torch.allclose(found.estimates["x"], acceptance(trace.hidden.float()), atol=1e-6)
-    found = score.with_logits(trace, {"y": scorer_with(preread, draft, "cpu")}).estimates["y"]
+    estimated = score.with_logits(trace, {"x": scorer_with(acceptance, draft, "cpu")})
+    assert list(estimated.estimates) == ["x"] and estimated.estimates["x"].dtype == torch.float32
+    assert torch.allclose(estimated.estimates["x"], acceptance(trace.hidden.float()), atol=1e-6)
+    estimated = score.with_logits(trace, {"y": scorer_with(preread, draft, "cpu")}).estimates["y"]
     step = RecordedStep(trace, 1, torch.arange(trace.num_steps))
     known = PrereadScorer(preread, embedding_table(draft).cpu())(step)
-    assert found.shape == (trace.num_steps, 2) and torch.allclose(found, known.float(), atol=1e-6)
-    assert not found.requires_grad
+    assert estimated.shape == (trace.num_steps, 2) and torch.allclose(estimated, known.float(), atol=1e-6)
+    assert not estimated.requires_grad
 
 
 @pytest.mark.parametrize("corrected", [True, False])
@@ -79,12 +79,12 @@ def test_the_policy_that_is_swept_reads_the_logits_of_its_own_head(trace, heads,
 @pytest.mark.parametrize("preread", [True, False])
 def test_samples_are_tokens_that_the_draft_has_read(trace, scored, preread):
     given, known = scored if preread else scored[:, 0], []
-    found = drawn_samples(trace, given, preread)
+    samples = drawn_samples(trace, given, preread)
     for text, start in every_start(trace):
         steps = text.visited(start)
         if len(steps) > 1:
             known.append((scored[start if preread else steps[1], 0], trace.accept_prob[start], text.number))
-    for values, column in zip(found, zip(*known, strict=True), strict=True):
+    for values, column in zip(samples, zip(*known, strict=True), strict=True):
         assert values.tolist() == [float(value) for value in column]
     assert len(known) > 50
 
@@ -95,33 +95,33 @@ def test_scores_of_a_head_with_and_without_its_class_weight(trace, heads, scored
     told = replace(trace, estimates={head.key: scored if preread else scored[:, 0]})
     chosen = np.arange(trace.num_texts) % 3 != 0
     bootstrap = Bootstrap(200, 0.9, seed=1)
-    found = head_scores(told, chosen, head, bootstrap)
+    scores = head_scores(told, chosen, head, bootstrap)
     logits, labels, text = drawn_samples(trace, told.estimates[head.key], preread)
-    mine = torch.tensor([number % 3 != 0 for number in text.tolist()])
-    z, p, sequences = logits[mine].double(), labels[mine].double(), text[mine]
+    is_chosen = torch.tensor([number % 3 != 0 for number in text.tolist()])
+    z, p, sequences = logits[is_chosen].double(), labels[is_chosen].double(), text[is_chosen]
     q = torch.sigmoid(z)
     loss = -(p * q.log() + (1 - p) * (1 - q).log())
     kl = loss - (torch.special.entr(p) + torch.special.entr(1 - p))
     shifted = torch.sigmoid(z + math.log(2.0 if preread else 3.0))
-    assert found["tokens"] == len(z)
-    assert found["log_loss"] == pytest.approx(float(loss.mean())) and found["binary_kl"] == pytest.approx(
+    assert scores["tokens"] == len(z)
+    assert scores["log_loss"] == pytest.approx(float(loss.mean())) and scores["binary_kl"] == pytest.approx(
         float(kl.mean())
     )
     corrected = -(p * shifted.log() + (1 - p) * (1 - shifted).log()).mean()
-    assert found["log_loss_corrected"] == pytest.approx(float(corrected))
+    assert scores["log_loss_corrected"] == pytest.approx(float(corrected))
     scores = CalibrationScores()
     scores.update(z, p)
-    assert found["auroc"] == pytest.approx(float(scores.compute()["auroc"]))
-    assert found["ece"] == pytest.approx(float(scores.compute()["ece"])) and found["ece_corrected"] != found["ece"]
+    assert scores["auroc"] == pytest.approx(float(scores.compute()["auroc"]))
+    assert scores["ece"] == pytest.approx(float(scores.compute()["ece"])) and scores["ece_corrected"] != scores["ece"]
     sums = np.array([
         [float(kl[sequences == number].sum()), int((sequences == number).sum())] for number in np.flatnonzero(chosen)
     ])  # fmt: skip
     _, low, high = bootstrap.interval(sums, lambda totals: totals[..., 0] / totals[..., 1])
-    assert (found["binary_kl_low"], found["binary_kl_high"]) == (pytest.approx(low), pytest.approx(high))
-    assert low < found["binary_kl"] < high
+    assert (scores["binary_kl_low"], scores["binary_kl_high"]) == (pytest.approx(low), pytest.approx(high))
+    assert low < scores["binary_kl"] < high
     names = {"tokens", "auroc", "binary_kl_low", "binary_kl_high"}
     names |= {f"{name}{suffix}" for name in ("log_loss", "binary_kl", "ece") for suffix in ("", "_corrected")}
-    assert set(found) == names
+    assert set(scores) == names
 
 
 def test_without_samples_there_are_no_scores(heads):

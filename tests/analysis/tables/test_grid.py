@@ -73,10 +73,10 @@ def test_labels_are_words_of_names_and_values(tmp_path):
     """Figures and `apart` read them back."""
     head = AcceptanceHead(3).save(tmp_path / "run" / "head", {"name": "depth=2 toy_head"})
     setting = Setting("specinfer", {"proposer.temperatures": [0.5, 5], "policy.threshold": 0.3, "head": str(head)})
-    found = PARAMETER.findall(setting.label)
-    assert [name for name, _ in found] == ["proposer.temperatures", "h", "head"]
-    assert [value for _, value in found][:2] == ["[0.5,5]", "0.3"]
-    assert " ".join(f"{name}={value}" for name, value in found) == setting.label
+    parameters = PARAMETER.findall(setting.label)
+    assert [name for name, _ in parameters] == ["proposer.temperatures", "h", "head"]
+    assert [value for _, value in parameters][:2] == ["[0.5,5]", "0.3"]
+    assert " ".join(f"{name}={value}" for name, value in parameters) == setting.label
     settings = pd.DataFrame({"method": "specinfer", "setting": [setting.label, setting.label.replace("0.3", "0.4")]})
     assert [name for _, curve in curves_of(settings) for name in curve.setting] == list(settings.setting)
 
@@ -113,8 +113,8 @@ def test_bad_grids_are_refused_in_one_line(grid, message):
 
 def test_settings_that_contradict_each_other_are_skipped_aloud_on_request(capsys):
     values = {"proposer.num_beams": [2, 3], "beams.min_width": [1, 3]}
-    found = expand({"dsbd": {**values, "impossible": "skip"}})
-    assert [tuple(s.parameters[name] for name in values) for s in found] == [(2, 1), (3, 1), (3, 3)]
+    expanded = expand({"dsbd": {**values, "impossible": "skip"}})
+    assert [tuple(s.parameters[name] for name in values) for s in expanded] == [(2, 1), (3, 1), (3, 3)]
     said = capsys.readouterr().out
     assert said.startswith("grid.dsbd: 1 of 4 settings skipped, WS=2 Wmin=3: beams.min_width: expected 1 to 2")
     assert len(expand({"dsbd": values})) == 4

@@ -27,11 +27,11 @@ def lengths_alike(
     """
     method = Method("m", policy, Rejection(), max_drafted=policy.max_drafted)
     live = decode(pair, asked, method, sampling, batch_size=batch_size)
-    found: list[list[tuple[int, ...]]] = [[] for _ in asked]
+    replayed: list[list[tuple[int, ...]]] = [[] for _ in asked]
     for text, _, drafted, calls, _, produced in replay_rounds(trace, policy.bind(pair)):
         for number, *counts in zip(*(v.tolist() for v in (text, drafted, calls, produced)), strict=True):
-            found[number].append(tuple(counts))
-    for generation, other, rounds in zip(live, plain, found, strict=True):
+            replayed[number].append(tuple(counts))
+    for generation, other, rounds in zip(live, plain, replayed, strict=True):
         assert generation.token_ids == other.token_ids
         assert [(r.num_drafted, r.num_draft_calls, r.num_produced) for r in generation.rounds] == rounds
-    return {one[0] for rounds in found for one in rounds}
+    return {one[0] for rounds in replayed for one in rounds}

@@ -59,8 +59,8 @@ def test_an_acceptance_head_is_corrected_only_when_asked():
 
 
 def test_a_preread_head_scores_the_drawn_token_and_the_next_one():
-    found = PrereadEstimator("folder", scorer=two_logits, log_w_rej=math.log(W_REJ)).drawn_probs(STEP)
-    assert [float(value) for value in found] == pytest.approx([prob(0.5, W_REJ), prob(-1.0, W_REJ)])
+    probs = PrereadEstimator("folder", scorer=two_logits, log_w_rej=math.log(W_REJ)).drawn_probs(STEP)
+    assert [float(value) for value in probs] == pytest.approx([prob(0.5, W_REJ), prob(-1.0, W_REJ)])
 
 
 def test_without_a_preread_head_the_acceptance_head_scores_the_token_before():
@@ -91,8 +91,8 @@ def test_what_is_certain_is_said_where_the_step_is():
     estimator = PrereadEstimator("folder", instead=HeadEstimator("folder", corrected=True, scorer=logits))
     first = DraftStep(1, STEP.logits, STEP.probs, STEP.hidden, STEP.tokens)
     with torch.device("meta"):
-        found = estimator.drawn_probs(first)
-    assert [value.tolist() for value in found] == [[1.0], [1.0]]
+        probs = estimator.drawn_probs(first)
+    assert [value.tolist() for value in probs] == [[1.0], [1.0]]
 
 
 def test_confidence_is_the_drafts_own_probability_of_the_drawn_token():

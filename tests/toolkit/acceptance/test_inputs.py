@@ -49,10 +49,10 @@ def slow(draft, prompt, text):
     return dict(zip(FIELDS, [*columns, torch.tensor(said), torch.tensor(len(text))], strict=True))
 
 
-def check(found, row, expected):
+def check(history, row, expected):
     for name in FIELDS:
         torch.testing.assert_close(
-            getattr(found, name)[row].double(),
+            getattr(history, name)[row].double(),
             expected[name].double(),
             rtol=0,
             atol=1e-5,
@@ -90,11 +90,11 @@ class Telling(ChainProposer):
 
     def propose(self, context, policy, state):
         first = len(policy.policy.heard)
-        found = super().propose(context, policy, state)
+        proposal = super().propose(context, policy, state)
         self.sequences += [
             (number, [list(text) for text in context.sequences]) for number in range(first, len(policy.policy.heard))
         ]
-        return found
+        return proposal
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -126,15 +126,15 @@ def test_recorded_steps_know_their_texts_and_roll_outs(exact_pair, prompts):
     sequences = [(g.prompt_ids, g.token_ids) for g in decode(exact_pair, prompts, method("autoregressive"), SAMPLED)]
     trace = Recorder(exact_pair, SAMPLED, MOST, hidden=True).record_all(sequences, range(len(sequences)), 3)
     assert trace.num_steps > trace.num_positions
-    found = RecordedStep(trace, 1, torch.arange(trace.num_steps)).history(H)
+    history = RecordedStep(trace, 1, torch.arange(trace.num_steps)).history(H)
     for number, (prompt, text) in enumerate(sequences):
         first = int(trace.text_first[number])
         for place in range(len(text)):
-            check(found, first + place, slow(exact_pair.draft, prompt, text[:place]))
+            check(history, first + place, slow(exact_pair.draft, prompt, text[:place]))
             rolled = [*text[:place], int(trace.tokens[first + place])]
             for step in range(int(trace.roll_length[first + place])):
                 index = int(trace.roll_first[first + place]) + step
-                check(found, index, slow(exact_pair.draft, prompt, rolled))
+                check(history, index, slow(exact_pair.draft, prompt, rolled))
                 rolled.append(int(trace.tokens[index]))
 
 
@@ -194,9 +194,9 @@ def test_every_input_counts(exact_pair, prompts):
         Inputs(), Inputs(2), Inputs(2, earlier_states=False), Inputs(2, earlier_tokens=False),
         Inputs(2, earlier_statistics=False), Inputs(likelihood=True),
     ):  # fmt: skip
-        found = inputs.features(step, table)
-        assert found.shape == (trace.num_positions, inputs.size(16, 16))
-        sizes.add(found.shape[1])
+        features = inputs.features(step, table)
+        assert features.shape == (trace.num_positions, inputs.size(16, 16))
+        sizes.add(features.shape[1])
     assert len(sizes) == 5  # states and embeddings are of one size here
     first = int(trace.text_first[1])  # nothing lies before a text's first position
     assert not Inputs(2, likelihood=True).features(step, table)[first, Inputs().size(16, 16) :].any()

@@ -57,16 +57,16 @@ def test_features_are_scaled_and_say_what_was_drawn(pair):
     logits = torch.randn(3, pair.vocab_size, generator=generator) / 2  # no logarithm is cut off
     hidden = torch.randn(3, 16, generator=generator) * 5
     step = DraftStep(1, logits, (2 * logits).softmax(-1), hidden, torch.tensor([1, 2, 3]))
-    found = newest_features(step, table)
-    assert found.shape == (3, 16 + table.shape[1] + NUM_STATISTICS)
-    assert torch.allclose(found[:, :16].square().mean(1), torch.ones(3), atol=1e-4)
-    parallel = torch.cosine_similarity(found[:, 16 : 16 + table.shape[1]], table[step.tokens])
+    features = newest_features(step, table)
+    assert features.shape == (3, 16 + table.shape[1] + NUM_STATISTICS)
+    assert torch.allclose(features[:, :16].square().mean(1), torch.ones(3), atol=1e-4)
+    parallel = torch.cosine_similarity(features[:, 16 : 16 + table.shape[1]], table[step.tokens])
     assert torch.allclose(parallel, torch.ones(3), atol=1e-4)
     p = logits.softmax(-1)
-    assert torch.allclose(found[:, -5], (2 * logits).log_softmax(-1)[torch.arange(3), step.tokens], atol=1e-4)
-    assert torch.allclose(found[:, -4], p.log()[torch.arange(3), step.tokens], atol=1e-4)
-    assert torch.allclose(found[:, -3], -(p * p.log()).sum(-1), atol=1e-4)
-    assert torch.allclose(found[:, -2:], p.topk(2).values.log(), atol=1e-4)
+    assert torch.allclose(features[:, -5], (2 * logits).log_softmax(-1)[torch.arange(3), step.tokens], atol=1e-4)
+    assert torch.allclose(features[:, -4], p.log()[torch.arange(3), step.tokens], atol=1e-4)
+    assert torch.allclose(features[:, -3], -(p * p.log()).sum(-1), atol=1e-4)
+    assert torch.allclose(features[:, -2:], p.topk(2).values.log(), atol=1e-4)
 
 
 def test_samples_are_clean_positions_and_what_follows_accepted_ones(recorded, pair):
@@ -153,9 +153,9 @@ def test_live_decoding_and_replay_see_the_same_scores(trained, pair, tiny_overri
         method = instantiate(
             compose("decode", ["method=rate", f"head={head}", *(f"method.{o}" for o in overrides)]).method
         )
-        found = replay(trace, method.bind(pair).policy)
+        replayed = replay(trace, method.bind(pair).policy)
         for number, generation in enumerate(live):
-            for name, values in found.counts.items():
+            for name, values in replayed.counts.items():
                 assert int(values[number]) == getattr(generation.counts, name), (name, overrides)
 
 
@@ -273,8 +273,8 @@ def test_a_head_with_products_begins_as_the_regression_and_is_kept(pair, tmp_pat
     step = DraftStep(1, logits, logits.softmax(-1), torch.randn(5, 16, generator=generator), torch.arange(5))
     features = head.inputs.features(step, embedding_table(pair.draft))
     probs = torch.sigmoid(head(features)).unbind(-1)
-    for mine, regression in zip(probs, StatisticsEstimator().bind(None).drawn_probs(step), strict=True):
-        torch.testing.assert_close(mine, regression, atol=1e-4, rtol=0)
+    for prob, regression in zip(probs, StatisticsEstimator().bind(None).drawn_probs(step), strict=True):
+        torch.testing.assert_close(prob, regression, atol=1e-4, rtol=0)
     torch.nn.init.normal_(head.layers[-1].weight)
     again, _ = PrereadHead.load(head.save(tmp_path / "head"))
     torch.testing.assert_close(again(features), head(features))

@@ -125,8 +125,8 @@ def test_recorded_logits_are_those_of_every_start_and_depth(pair, folder, trace,
                 if exists
                 else torch.zeros_like(direct(RecordedStep(trace, 1, index)))
             )
-            found = told.estimates[head.key][start, depth - 1].view(expected.shape)
-            torch.testing.assert_close(found, expected.float())
+            estimated = told.estimates[head.key][start, depth - 1].view(expected.shape)
+            torch.testing.assert_close(estimated, expected.float())
             asked += bool(exists)
     assert asked > 100 and trace.num_steps > trace.num_positions
     policy = threshold_policy(head, corrected=True)
@@ -162,8 +162,12 @@ def test_depths_that_no_round_reaches_have_no_logits(pair, folder, trace):
     none = torch.zeros_like(trace.accepted)
     alone = replace(trace, accepted=none, roll_length=torch.zeros_like(trace.roll_length))
     for kind in (PrereadHead, AcceptanceHead):
-        found = with_logits(alone, {"x": scorer_with(kind.load(folder)[0], pair.draft, "cpu")}).estimates["x"]
-        assert found.shape[:2] == (trace.num_positions, MOST + 1) and found[:, 0].any() and not found[:, 1:].any()
+        estimated = with_logits(alone, {"x": scorer_with(kind.load(folder)[0], pair.draft, "cpu")}).estimates["x"]
+        assert (
+            estimated.shape[:2] == (trace.num_positions, MOST + 1)
+            and estimated[:, 0].any()
+            and not estimated[:, 1:].any()
+        )
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ def test_cached_and_online_examples_of_mixed_texts_have_the_same_depths(tiny_mix
     from toolkit.models.pair import load_draft
 
     draft, head = load_draft(tiny_pair / "draft"), AcceptanceHead(16, round_depth=3)
-    found = {}
+    by_features = {}
     for features in ("online", "cached"):
         data = MixedData(tiny_mix, draft, features=features)
         plain = data.cache_folder
@@ -214,12 +218,12 @@ def test_cached_and_online_examples_of_mixed_texts_have_the_same_depths(tiny_mix
         assert data.cache_folder != plain
         data.prepare_data()
         data.setup()
-        found[features] = data.states["train"].batch([0, 5, 2])
-        assert head(found[features].hidden.float()).shape == found[features].labels.shape
-    one = found["online"].hidden
+        by_features[features] = data.states["train"].batch([0, 5, 2])
+        assert head(by_features[features].hidden.float()).shape == by_features[features].labels.shape
+    one = by_features["online"].hidden
     assert one.shape[1] == 19 and torch.equal(one[:, 16:].sum(1), torch.ones(len(one)))
-    assert torch.equal(found["cached"].hidden[:, 16:].float(), one[:, 16:].float())
-    torch.testing.assert_close(found["cached"].hidden.float(), one.float(), rtol=0, atol=1e-2)
+    assert torch.equal(by_features["cached"].hidden[:, 16:].float(), one[:, 16:].float())
+    torch.testing.assert_close(by_features["cached"].hidden.float(), one.float(), rtol=0, atol=1e-2)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

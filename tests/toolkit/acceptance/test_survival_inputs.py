@@ -97,23 +97,23 @@ def test_places_of_mixed_texts_are_what_live_decoding_keeps(exact_pair, prompts)
     states, logits = states_and_logits_of(draft, torch.tensor([text]))
     first = len(generation.prompt_ids)
     places = torch.arange(first, len(text))
-    found = history_at(states[0], logits[0], torch.tensor(text), places, first, H)
+    history = history_at(states[0], logits[0], torch.tensor(text), places, first, H)
     for row, place in enumerate(places.tolist()):
-        check(found, row, slow(draft, generation.prompt_ids, text[first : place + 1]))
+        check(history, row, slow(draft, generation.prompt_ids, text[first : place + 1]))
 
 
 def test_mixed_examples_hold_the_features_online_and_from_files(tiny_mix, tiny_pair):
-    draft, found = load_draft(tiny_pair / "draft"), {}
+    draft, by_features = load_draft(tiny_pair / "draft"), {}
     head = AcceptanceHead(16, embedding_size=16, **READS)
     for features in ("online", "cached"):
         data = MixedData(tiny_mix, draft, features=features)
         data.read_by(head)
         data.prepare_data()
         data.setup()
-        found[features] = data.states["train"].batch([4, 1])
-    one = found["online"].hidden
+        by_features[features] = data.states["train"].batch([4, 1])
+    one = by_features["online"].hidden
     assert one.shape[1] == 16 + head.num_more == 16 + Inputs(**READS).size_of_more(16, 16)
-    torch.testing.assert_close(found["cached"].hidden.float(), one.float(), rtol=0, atol=2e-2)
+    torch.testing.assert_close(by_features["cached"].hidden.float(), one.float(), rtol=0, atol=2e-2)
     sequences = data._computed()["train"].sequences
     at, _ = sequences.drafted(4)
     tokens = torch.tensor([sequences.tokens(4)])
@@ -135,10 +135,10 @@ def test_a_head_is_trained_and_decodes(tiny_mix, tiny_overrides, tmp_path):
     assert head.inputs == Inputs(earlier=1, likelihood=True, round_depth=3) and head.embedding_size == 16
     names = {word.split(".")[1].split("=")[0]: word.split("=", 1)[1] for word in tiny_overrides}
     pair = ModelPair.from_pretrained(**names)
-    found = decode(
+    generations = decode(
         pair, ["the cat"], method("specdec_pp", [f"policy.estimator.head={folder}"]), Sampling(max_new_tokens=8)
     )
-    assert found[0].token_ids
+    assert generations[0].token_ids
     with pytest.raises(InputError, match="head.earlier=0"):
         StoppedDraft(pair.draft, Survival(HeadEstimator(str(folder))))
 

@@ -66,8 +66,8 @@ def scores(folder):
 def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     """A plain checkpoint: transformers loads it, nothing left over; vLLM, not installed here, knows its architecture."""
     folder = run("run", "loss=forward_kl", "trainer.max_epochs=4")
-    found = scores(folder)
-    assert found["val/alpha"] > found["start/alpha"] and found["val/loss"] < found["start/loss"]
+    scored = scores(folder)
+    assert scored["val/alpha"] > scored["start/alpha"] and scored["val/loss"] < scored["start/loss"]
     pair = ModelPair.from_pretrained(tiny_pair / "target", draft=folder / "draft")
     (generation,) = generate(pair, ["the cat"], "speculative", max_new_tokens=8)
     assert len(generation.token_ids) <= 8 and generation.counts.num_drafted > 0

@@ -87,10 +87,10 @@ def positions():
 def test_losses_are_their_formulas(name, temperature, positions):
     target, logits, tokens = positions
     loss, slow = SLOW[name]
-    found = loss(distill_batch(Expected(target), logits, tokens, temperature), 0.25)
+    losses = loss(distill_batch(Expected(target), logits, tokens, temperature), 0.25)
     p, q = target.exp().tolist(), (logits / temperature).softmax(-1).tolist()
     expected = [slow(*row) for row in zip(p, q, tokens.tolist(), strict=True)]
-    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(losses, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", SLOW)

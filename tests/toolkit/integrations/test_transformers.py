@@ -85,16 +85,16 @@ def test_a_head_drafts_less_than_the_default_at_no_more_target_forwards(toy):
     pair, _ = toy
     calls, hooks = counted(pair)
     level = ["policy.rate=1", "policy.cost_ratio=.3"]
-    found = []
+    counts = []
     for helper in (pair.draft, assistant(pair.draft, "rate", head=pair.head, overrides=level)):
         calls.clear()
         for example in load_frozen("instruct", "test")[:8]:
             ids = torch.tensor([pair.encode(example.prompt)])
             pair.target.generate(ids, assistant_model=helper, max_new_tokens=48, do_sample=False, pad_token_id=0)
-        found.append(dict(calls))
+        counts.append(dict(calls))
     for hook in hooks:
         hook.remove()
-    default, headed = found
+    default, headed = counts
     assert headed["target"] <= default["target"] and headed["draft"] < default["draft"]
 
 
@@ -110,18 +110,18 @@ def small(layers, seed):
 
 def exact_distribution(target, prompt, sampled):
     """Probability of every text of at most NEW tokens; token 5 ends one."""
-    found = {(): 1.0}
+    probs = {(): 1.0}
     for _ in range(NEW):
         grown = {}
-        for text, prob in found.items():
+        for text, prob in probs.items():
             if text and text[-1] == ENDS:
                 grown[text] = prob
                 continue
             logits = target(torch.tensor([[*prompt, *text]])).logits[0, -1] / sampled["temperature"]
             for token, p in enumerate(logits.softmax(-1).tolist()):
                 grown[(*text, token)] = grown.get((*text, token), 0.0) + prob * p
-        found = grown
-    return found
+        probs = grown
+    return probs
 
 
 @pytest.mark.slow

@@ -90,9 +90,9 @@ def test_counts_are_those_of_decoding_here(pair, prompts, order):
         return live if order == "together" else generator.permutation(live)[: max(1, len(live) - 1)].tolist()
 
     counts = driven(Copies(configured(pair)), texts, rows_of)
-    for mine, theirs in zip(expected, counts, strict=True):
-        assert mine[:-2] == theirs[: len(mine[:-2])]
-        assert all(few <= many for few, many in zip(mine[-2:], theirs[len(mine) - 2 :], strict=False))
+    for rounds, theirs in zip(expected, counts, strict=True):
+        assert rounds[:-2] == theirs[: len(rounds[:-2])]
+        assert all(few <= many for few, many in zip(rounds[-2:], theirs[len(rounds) - 2 :], strict=False))
     assert sum(accepted for rounds in expected for _, accepted in rounds[:-2]) > 8
     assert len({drafted for rounds in expected for drafted, _ in rounds[:-2]}) > 2, "the rule decides how many"
 
@@ -105,8 +105,8 @@ def test_settings_are_those_of_the_method_and_others_are_refused(pair, prompts, 
         pair, prompts[:2], ["policy.initial_rate=3", "policy.column_cost=.2", "proposer.min_match=2"]
     )
     counts = driven(Copies(configured(pair, initial_rate=3, column_cost=0.2, min_match=2)), texts, lambda live: live)
-    assert [mine[:-2] for mine in expected] == [
-        theirs[: len(mine[:-2])] for mine, theirs in zip(expected, counts, strict=True)
+    assert [rounds[:-2] for rounds in expected] == [
+        theirs[: len(rounds[:-2])] for rounds, theirs in zip(expected, counts, strict=True)
     ]
     with pytest.raises(InputError, match="unknown setting of copies 'memry': did you mean memory"):
         Copies(configured(pair, memry=3))

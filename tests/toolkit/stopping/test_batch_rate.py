@@ -140,7 +140,7 @@ def test_round_after_round_it_is_its_definition(settings):
         live = (random() < (0.8 if number != 7 else 0.0)).tolist()
         state, going = policy.begin(torch.tensor(live), state)
         drafts = slow.begin(live)
-        assert going.tolist() == [drafts and here for here in live]
+        assert going.tolist() == [drafts and is_live for is_live in live]
         torch.testing.assert_close(state["rate"], torch.full((rows,), float(slow.rate)), rtol=1e-4, atol=1e-4)
         decided |= {(0, drafts)} if any(live) else set()
         for depth in range(1, most):

@@ -77,13 +77,13 @@ class TestEveryPolicy:
 
         def one_round():
             state = policy.init(3, CPU)
-            found, decisions = [state], []
+            states, decisions = [state], []
             for decide in (policy.begin, policy.read, policy.step):
                 if decide != policy.read or policy.reads or name in ("always", "fixed"):
                     state, decision = decide(live if decide == policy.begin else step, state)
                     decisions.append(decision)
-            found += [state, policy.observe(proposal, verdict, state)]
-            return decisions, found
+            states += [state, policy.observe(proposal, verdict, state)]
+            return decisions, states
 
         decisions, states = one_round()
         assert all(decision.dtype == torch.bool and decision.shape == (3,) for decision in decisions)
@@ -231,14 +231,14 @@ def test_dynamic_confidence_fits_to_the_newest_tokens_of_every_row(history, miss
             count, accepted = int(drafted[row]), int(length[row])
             new = [(float(scores[row, k]), k < accepted) for k in range(min(count, accepted + 1))]
             tokens[:] = (tokens + new[:history])[-history:]
-            found, costs = float(state["threshold"][row]), error_costs(tokens, miss_cost)
+            threshold, costs = float(state["threshold"][row]), error_costs(tokens, miss_cost)
             if new and costs:
                 least, fitted = min(costs.values()), fitted + 1
-                assert min(costs[score] for score in costs if abs(score - found) < 1e-6) == pytest.approx(
+                assert min(costs[score] for score in costs if abs(score - threshold) < 1e-6) == pytest.approx(
                     least, abs=1e-5
                 )
             else:
-                assert found == before[row]
+                assert threshold == before[row]
     assert fitted > 10 or history == 1
 
 

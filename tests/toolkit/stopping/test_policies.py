@@ -248,11 +248,11 @@ def test_bounds_hold_for_policies_that_look_before_they_draw():
     """`read` at depth d decides whether token d is drawn at all: the first `min_drafted` always are."""
     bounded = Bounded(Survival(ConstantScore(), 0.0, lag=0), min_drafted=3, max_drafted=9)
     assert bounded.reads
-    state, found = bounded.init(1, torch.device("cpu")), []
+    state, decisions = bounded.init(1, torch.device("cpu")), []
     for depth in (1, 2, 3, 4, 5):
         state, go_on = bounded.read(step_of([0.5, 0.5], 0, depth), state)
-        found.append(bool(go_on))
-    assert found == [True, True, True, False, False]
+        decisions.append(bool(go_on))
+    assert decisions == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,14 @@ class Text:
 
     def rounds(self, draft):
         """Start, drafted, forwards, accepted, produced of every round; `draft(text, start)` says how many of each."""
-        at, found = self.first, []
+        at, rounds = self.first, []
         while at < self.end:
             drafted, calls = draft(self, at)
             accepted = min(drafted, self.run(at))
             produced = min(accepted + 1, self.end - at)
-            found.append((at, drafted, calls, accepted, produced))
+            rounds.append((at, drafted, calls, accepted, produced))
             at += produced
-        return found
+        return rounds
 
 
 def while_(trace, go_on, least=1, most=MOST):

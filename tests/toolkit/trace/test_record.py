@@ -124,7 +124,7 @@ def recorder_of(**options):
 
 
 def agrees(trace, recorder, sequences, rows):
-    found = {name: getattr(trace, name, None) for name in NAMES} | {"mine": trace.estimates["mine"]}
+    recorded = {name: getattr(trace, name, None) for name in NAMES} | {"mine": trace.estimates["mine"]}
     known = [Reference(recorder, text, row) for text, row in zip(sequences, rows, strict=True)]
     steps = [step for each in known for step in each.path]
     first, length = [], []
@@ -136,7 +136,7 @@ def agrees(trace, recorder, sequences, rows):
     assert trace.num_steps == len(steps) and trace.num_positions == len(first) and trace.num_texts == len(sequences)
     for name in NAMES:
         expected = torch.stack([torch.as_tensor(step[name], dtype=torch.float64) for step in steps])
-        assert torch.allclose(found[name].double(), expected, atol=1e-6, equal_nan=True), name
+        assert torch.allclose(recorded[name].double(), expected, atol=1e-6, equal_nan=True), name
     assert trace.roll_length.tolist() == length
     assert [f for f, n in zip(trace.roll_first.tolist(), length, strict=True) if n] == [
         f for f, n in zip(first, length, strict=True) if n

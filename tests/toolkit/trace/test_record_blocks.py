@@ -71,16 +71,16 @@ def test_every_step_of_a_recording(kind, settings, penalty):
     geometry, runs = Geometry.of(trace), []
     for row, (prompt, produced) in enumerate(sequences):
         for start in range(len(produced)):
-            here = torch.tensor([int(trace.text_first[row]) + start])
+            step = torch.tensor([int(trace.text_first[row]) + start])
             steps, run = expected_steps(recorder, prompt, produced, row, start)
-            assert int(trace.run[here]) == run
+            assert int(trace.run[step]) == run
             runs.append(run)
             for depth, (token, q, accepted, alpha) in enumerate(steps, start=1):
-                index, exists = step_at(trace, geometry, here, depth)
+                index, exists = step_at(trace, geometry, step, depth)
                 assert bool(exists) and int(trace.tokens[index]) == token
                 for name, value in (("draft_prob", q), ("accept_prob", accepted), ("alpha", alpha)):
                     assert float(getattr(trace, name)[index]) == pytest.approx(value, abs=1e-4), name
-            assert not bool(step_at(trace, geometry, here, len(steps) + 1)[1])
+            assert not bool(step_at(trace, geometry, step, len(steps) + 1)[1])
     assert min(runs) == 0 and max(runs) >= 2
     assert true_probability(trace, 0.1).rate > 0
 

@@ -107,18 +107,18 @@ def test_every_step_of_a_recording(upper_bound, penalty, window):
     assert trace.hidden.shape == (trace.num_steps, pair.draft.config.hidden_size)
     for row, (prompt, produced) in enumerate(sequences):
         for start in range(len(produced)):
-            here = torch.tensor([int(trace.text_first[row]) + start])
+            step = torch.tensor([int(trace.text_first[row]) + start])
             expected = Reference(recorder, prompt, produced, row, start)
             runs.append(expected.run)
-            assert int(geometry.run[here]) == expected.run
+            assert int(geometry.run[step]) == expected.run
             for depth, (token, prob, accept_prob, alpha) in enumerate(expected.steps, 1):
-                index, exists = step_at(trace, geometry, here, depth)
+                index, exists = step_at(trace, geometry, step, depth)
                 assert bool(exists) and int(trace.tokens[index]) == token
                 assert float(trace.draft_prob[index]) == pytest.approx(prob, abs=1e-6)
                 for values, value in ((trace.accept_prob, accept_prob), (trace.alpha, alpha)):
                     got = float(values[index])
                     assert got != got if value is None else got == pytest.approx(value, abs=1e-6)
-            assert not bool(step_at(trace, geometry, here, len(expected.steps) + 1)[1])
+            assert not bool(step_at(trace, geometry, step, len(expected.steps) + 1)[1])
     assert min(runs) == 0 and max(runs) >= 2, "some rounds are rejected at once, some go on"
 
 

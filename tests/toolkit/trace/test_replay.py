@@ -298,12 +298,12 @@ def test_sampled_live_decoding_counts_as_replay_does(pair, setting):
     generations = decode(pair, prompts(24), config.method("autoregressive"), sampling, batch_size=24)
     sequences = [(g.prompt_ids, g.token_ids) for g in generations]
     trace = Recorder(pair, sampling, MAX_DRAFTED).record_all(sequences, range(len(sequences)))
-    found = replayed(pair, method, trace, sequences, sampling)
+    replays = replayed(pair, method, trace, sequences, sampling)
     live = decode(pair, prompts(24), method, replace(sampling, seed=7), batch_size=24)
-    counts = {name: [getattr(g.counts, name) for g in live] for name in found.counts}
-    counts |= {name: [sum(f"{r.source}_rounds" == name for r in g.rounds) for g in live] for name in found.sources}
+    counts = {name: [getattr(g.counts, name) for g in live] for name in replays.counts}
+    counts |= {name: [sum(f"{r.source}_rounds" == name for r in g.rounds) for g in live] for name in replays.sources}
     for name, values in counts.items():
-        difference = np.array(values) - {**found.counts, **found.sources}[name]
+        difference = np.array(values) - {**replays.counts, **replays.sources}[name]
         error = difference.std(ddof=1) / len(live) ** 0.5
         assert abs(difference.mean()) < 4 * error, f"{name}: {difference.mean():.3f} +- {error:.3f}"
     assert sum(counts["copy_rounds"]) > 50 < sum(counts["draft_rounds"])

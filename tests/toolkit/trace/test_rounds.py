@@ -126,27 +126,27 @@ def moody(trace, policy, least, most):
 @pytest.mark.parametrize(("least", "most"), [(1, MOST), (2, 3)])
 def test_a_policy_with_memory_is_told_what_it_is_told_in_decoding(trace, asks, least, most):
     policy = Moody(asks)
-    found = by_rounds(trace, Bounded(policy, least, most))
-    same(found, trace, moody(trace, policy, least, most))
-    assert 0 < found.total.num_drafted <= found.total.num_draft_calls
-    assert (found.total.num_drafted < found.total.num_draft_calls) == asks
+    replayed = by_rounds(trace, Bounded(policy, least, most))
+    same(replayed, trace, moody(trace, policy, least, most))
+    assert 0 < replayed.total.num_drafted <= replayed.total.num_draft_calls
+    assert (replayed.total.num_drafted < replayed.total.num_draft_calls) == asks
 
 
 def test_rounds_are_told_in_their_order(trace, sequences):
     policy = Bounded(Fixed(3), 1, MOST)
-    found = [tuple(value.tolist() for value in part) for part in policies.replay_rounds(trace, policy)]
+    parts = [tuple(value.tolist() for value in part) for part in policies.replay_rounds(trace, policy)]
     for text in sequences:
-        rows = [row for part in found for row in zip(*part, strict=True) if row[0] == text.number]
+        rows = [row for part in parts for row in zip(*part, strict=True) if row[0] == text.number]
         assert [row[1:] for row in rows] == text.rounds(while_(trace, lambda step: True, most=3))
-    assert [len(part[0]) for part in found] == sorted((len(part[0]) for part in found), reverse=True)
+    assert [len(part[0]) for part in parts] == sorted((len(part[0]) for part in parts), reverse=True)
 
 
 @pytest.mark.parametrize("num_drafted", [0, 1, 3, MOST])
 def test_every_fixed_number(trace, num_drafted):
     policy = Bounded(Fixed(num_drafted), min(num_drafted, 1), num_drafted)
     known = while_(trace, lambda step: True, most=num_drafted)
-    for found in (by_rounds(trace, policy), by_starts(trace, policy), upper_bound.fixed(trace)[num_drafted]):
-        same(found, trace, known)
+    for replayed in (by_rounds(trace, policy), by_starts(trace, policy), upper_bound.fixed(trace)[num_drafted]):
+        same(replayed, trace, known)
 
 
 def test_slots_without_a_text_draft_nothing(trace):
@@ -165,14 +165,14 @@ def test_slots_without_a_text_draft_nothing(trace):
 @pytest.mark.parametrize(("least", "most"), [(1, MOST), (1, 2), (2, MOST), (MOST, MOST)])
 def test_levels_swept_at_once(trace, least, most):
     levels = [0.01 * i for i in range(20, 75)]  # more than are walked together
-    found = sweep_levels(trace, Confidence(), levels, least, most)
-    assert len(found) == len(levels)
-    for level, each in zip(levels, found, strict=True):
+    sweep = sweep_levels(trace, Confidence(), levels, least, most)
+    assert len(sweep) == len(levels)
+    for level, each in zip(levels, sweep, strict=True):
         same(each, trace, while_(trace, lambda step, level=level: trace.token_prob[step] >= level, least, most))
     if (least, most) == (1, MOST):
-        for one, other in zip(found, sweep_levels(trace, Confidence(), levels), strict=True):
+        for one, other in zip(sweep, sweep_levels(trace, Confidence(), levels), strict=True):
             assert one.total == other.total
-        assert len({each.total for each in found}) >= 3
+        assert len({each.total for each in sweep}) >= 3
 
 
 @dataclass(frozen=True)
@@ -198,25 +198,25 @@ def test_scores_may_depend_on_the_round(trace):
                 break
         return drafted, drafted
 
-    (found,) = sweep_levels(trace, Falling(), [0.3])
-    same(found, trace, stop)
+    (replayed,) = sweep_levels(trace, Falling(), [0.3])
+    same(replayed, trace, stop)
 
 
 def test_a_score_of_exactly_the_level_goes_on(trace):
     level = float(trace.token_prob[3])
-    (found,) = sweep_levels(trace, Confidence(), [level])
-    same(found, trace, while_(trace, lambda step: float(trace.token_prob[step]) >= level))
+    (replayed,) = sweep_levels(trace, Confidence(), [level])
+    same(replayed, trace, while_(trace, lambda step: float(trace.token_prob[step]) >= level))
 
 
 def test_sums_over_texts_and_what_their_forwards_cost(trace):
-    found = by_rounds(trace, Bounded(Fixed(3), 1, MOST))
-    assert found.total == Counts(**{name: int(found.counts[name].sum()) for name in NAMES})
-    assert found.per_text.shape == (trace.num_texts, len(NAMES)) and found.per_text.dtype == np.float64
-    assert found.per_text[:, 1].tolist() == found.counts[NAMES[1]].tolist()
-    known = 0.25 * found.counts["num_draft_calls"] + found.counts["num_target_calls"]
-    assert found.cost(0.25).tolist() == known.tolist()
-    assert metrics.throughput(found.total, 0.25) == pytest.approx(found.total.num_generated / known.sum())
-    bare = policies.Replayed(found.counts, found.accepted)
+    replayed = by_rounds(trace, Bounded(Fixed(3), 1, MOST))
+    assert replayed.total == Counts(**{name: int(replayed.counts[name].sum()) for name in NAMES})
+    assert replayed.per_text.shape == (trace.num_texts, len(NAMES)) and replayed.per_text.dtype == np.float64
+    assert replayed.per_text[:, 1].tolist() == replayed.counts[NAMES[1]].tolist()
+    known = 0.25 * replayed.counts["num_draft_calls"] + replayed.counts["num_target_calls"]
+    assert replayed.cost(0.25).tolist() == known.tolist()
+    assert metrics.throughput(replayed.total, 0.25) == pytest.approx(replayed.total.num_generated / known.sum())
+    bare = policies.Replayed(replayed.counts, replayed.accepted)
     assert [len(bare.lengths), len(bare.reached), len(bare.passed), bare.drafted.shape, bare.reached_lengths.shape] == [
         0, 0, 0, (0, 0), (0, 0),
     ]  # fmt: skip
@@ -254,9 +254,9 @@ class Letters:
 def test_every_token_of_a_text_is_shown_with_what_became_of_it(trace, name, ahead):
     shown = replace(trace, estimates={} if name is None else {name: trace.estimates[name]})
     chosen = [7, 0, trace.num_texts - 1]
-    found = token_view.token_rounds(shown, Bounded(Fixed(3), 1, MOST), chosen, Letters())
+    shown_rounds = token_view.token_rounds(shown, Bounded(Fixed(3), 1, MOST), chosen, Letters())
     kinds = set()
-    for number, rounds in zip(chosen, found, strict=True):
+    for number, rounds in zip(chosen, shown_rounds, strict=True):
         text = Text(trace, number)
         known = text.rounds(while_(trace, lambda step: True, most=3))
         assert len(rounds) == len(known)

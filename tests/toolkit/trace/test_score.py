@@ -59,13 +59,13 @@ def test_a_recording_with_another_head_reads_the_states_of_the_first(texts_file,
     monkeypatch.setattr(Recorder, "record", lambda *_: pytest.fail("recorded again"))
     for name, hidden in (("kept", True), ("dropped", False)):
         words = (*options, f"heads={{mine: {head}}}", f"hidden={hidden}")
-        found = read_traces(traces.run(config(tmp_path / "b" / name, texts_file, *words)))
-        assert (found.hidden is not None) == hidden
-        assert found.estimates.keys() == direct.estimates.keys() == {"mine", "mine.preread"}
+        trace = read_traces(traces.run(config(tmp_path / "b" / name, texts_file, *words)))
+        assert (trace.hidden is not None) == hidden
+        assert trace.estimates.keys() == direct.estimates.keys() == {"mine", "mine.preread"}
         for key, logits in direct.estimates.items():
-            torch.testing.assert_close(found.estimates[key], logits, rtol=0, atol=1e-5)
+            torch.testing.assert_close(trace.estimates[key], logits, rtol=0, atol=1e-5)
         for key in ("accepted", "tokens", "draft_prob", "roll_first"):
-            assert torch.equal(getattr(found, key), getattr(direct, key))
+            assert torch.equal(getattr(trace, key), getattr(direct, key))
 
 
 def test_other_draws_are_recorded_anew(texts_file, tmp_path, capsys):  # noqa: F811

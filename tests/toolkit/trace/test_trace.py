@@ -161,8 +161,8 @@ def test_rows_of_several_tensors_are_those_of_one():
     for index in (torch.tensor([0, 2, 3, 4, 7]), torch.tensor([[7, 0], [3, 3]]), torch.tensor([], dtype=torch.long)):
         assert torch.equal(rows[index], whole[index])
     assert torch.equal(Rows([whole])[torch.tensor([5])], whole[5:6])
-    found = rows[torch.tensor([0])]
-    found[:] = -1  # a copy
+    chosen = rows[torch.tensor([0])]
+    chosen[:] = -1  # a copy
     assert torch.equal(rows.whole(), whole)
 
 

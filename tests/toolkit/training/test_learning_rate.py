@@ -33,18 +33,18 @@ def test_the_rate_that_gets_furthest_is_chosen():
         with torch.no_grad():
             return float(loss(model))
 
-    found, scores = best_rate(head, torch.optim.Adam, [None, None], 5, loss, score)
-    assert found == max(scores) and len(scores) == 3 + FURTHER  # it went on while the largest was the best
-    assert found == pytest.approx(0.2 / 8 * 3 ** (1 + FURTHER))
-    assert scores[found] < score(head)
+    rate, scores = best_rate(head, torch.optim.Adam, [None, None], 5, loss, score)
+    assert rate == max(scores) and len(scores) == 3 + FURTHER  # it went on while the largest was the best
+    assert rate == pytest.approx(0.2 / 8 * 3 ** (1 + FURTHER))
+    assert scores[rate] < score(head)
     assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
 
     def broken(model):
         moved = (model.weight - before["weight"]).abs().max()
         return math.nan if moved > 0.05 else score(model)
 
-    found, scores = best_rate(head, torch.optim.Adam, [None], 5, loss, broken)
-    assert scores[max(scores)] == math.inf and found < max(scores)
+    rate, scores = best_rate(head, torch.optim.Adam, [None], 5, loss, broken)
+    assert scores[max(scores)] == math.inf and rate < max(scores)
 
 
 def test_the_search_goes_down_too():
@@ -60,5 +60,5 @@ def test_the_search_goes_down_too():
         with torch.no_grad():
             return float(loss(model))
 
-    found, scores = best_rate(head, torch.optim.SGD, [None], 20, lambda model, batch: 50 * loss(model), score)
-    assert list(scores) == sorted(scores) and len(scores) > 3 and found < 0.2 / 8 / 3
+    rate, scores = best_rate(head, torch.optim.SGD, [None], 20, lambda model, batch: 50 * loss(model), score)
+    assert list(scores) == sorted(scores) and len(scores) > 3 and rate < 0.2 / 8 / 3

@@ -133,9 +133,9 @@ def assert_same(folder, other, tolerance=1e-10):
     assert left.keys() == right.keys()
     for name, values in left.items():
         torch.testing.assert_close(values, right[name], rtol=0, atol=max(tolerance, 1e-7))  # saved in float32
-    mine, theirs = read_json(folder / "metrics.json"), read_json(other / "metrics.json")
-    assert mine.keys() == theirs.keys()
-    for name, value in mine.items():
+    metrics, theirs = read_json(folder / "metrics.json"), read_json(other / "metrics.json")
+    assert metrics.keys() == theirs.keys()
+    for name, value in metrics.items():
         assert value == pytest.approx(theirs[name], rel=1e-6, abs=1e-9), name
 
 
@@ -238,8 +238,8 @@ def test_two_processes_distil_the_draft_of_one_with_twice_the_batch(tiny_overrid
     left, right = (load_file(folder / "draft" / "model.safetensors") for folder in (one, tmp_path / "two"))
     for name, values in left.items():
         torch.testing.assert_close(values, right[name], rtol=0, atol=1e-6)  # losses are computed in float32
-    mine, theirs = (read_json(folder / "metrics.json") for folder in (one, tmp_path / "two"))
-    assert mine == pytest.approx(theirs, rel=1e-6)
+    metrics, theirs = (read_json(folder / "metrics.json") for folder in (one, tmp_path / "two"))
+    assert metrics == pytest.approx(theirs, rel=1e-6)
 
 
 def test_an_accelerator_that_is_not_there_is_one_line_before_anything_is_made():

@@ -27,11 +27,11 @@ def heads_of(folder, prefix=""):
 def test_each_head_is_the_one_that_is_trained_alone(tiny_overrides, tiny_mix, tmp_path):
     words = [*tiny_overrides, f"data.path={tiny_mix}"]
     folder = train_heads.run(compose("train_heads", [*words, *FEW, f"paths.output_dir={tmp_path}/all"]))
-    found = heads_of(folder)
-    assert set(found) == {f"depth-{d}_w_rej-{w}" for d in (0, 2) for w in (1, 6)}
+    heads = heads_of(folder)
+    assert set(heads) == {f"depth-{d}_w_rej-{w}" for d in (0, 2) for w in (1, 6)}
     for depth, w_rej in ((0, 6), (2, 1)):
         name = f"depth-{depth}_w_rej-{w_rej}"
-        head, about = found[name]
+        head, about = heads[name]
         alone = train.run(
             compose(
                 "train",
@@ -61,8 +61,8 @@ def data(tiny_mix, tiny_pair):
 
 def modules(data, names=None):
     config = compose("train_heads", [f"data.path={data.path}", "depths=[0,1,3]", "w_rejs=[1,6]"])
-    found = {name: module.double() for name, module in train_heads.modules_of(config, data).items()}
-    return {name: module for name, module in found.items() if names is None or name in names}
+    by_name = {name: module.double() for name, module in train_heads.modules_of(config, data).items()}
+    return {name: module for name, module in by_name.items() if names is None or name in names}
 
 
 def test_in_float64_alone_and_together_agree(data, tmp_path):

@@ -236,12 +236,12 @@ def test_checkpoints_that_do_not_fit_are_refused(trained, overrides, tmp_path):
 # -- learning rate and early stopping ---------------------------------------------------------------------------------
 
 
-FOUND = [word for word in SMALL if not word.startswith(("optimizer.lr", "trainer.max_epochs"))]
+NO_RATE = [word for word in SMALL if not word.startswith(("optimizer.lr", "trainer.max_epochs"))]
 
 
 def test_a_rate_that_was_found_is_kept_over_interruptions(tiny_overrides, tiny_mix, tmp_path, monkeypatch, capsys):
     """Without a rate in the config a trial finds one; a resumed training asks for none and goes on with the same."""
-    overrides = [*tiny_overrides, f"data.path={tiny_mix}", *FOUND, "trainer.max_epochs=2"]
+    overrides = [*tiny_overrides, f"data.path={tiny_mix}", *NO_RATE, "trainer.max_epochs=2"]
     whole = train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/whole"]))
     _, about = AcceptanceHead.load(whole / "head")
     assert "learning rate" in capsys.readouterr().out
@@ -274,7 +274,7 @@ def test_training_stops_when_validation_gets_no_better_and_does_not_go_on_when_r
     tiny_overrides, tiny_mix, tmp_path
 ):
     overrides = [
-        *tiny_overrides, f"data.path={tiny_mix}", *FOUND, "optimizer.lr=.1", "trainer.max_epochs=40", "scheduler=null",
+        *tiny_overrides, f"data.path={tiny_mix}", *NO_RATE, "optimizer.lr=.1", "trainer.max_epochs=40", "scheduler=null",
         "callbacks.early_stopping.patience=2",
     ]  # fmt: skip
     folder = train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/run"]))
@@ -301,13 +301,13 @@ def test_a_failing_training_ends_its_run_as_failed_and_publishes_no_head(overrid
     monkeypatch.setattr(HeadTraining, "training_step", fails_later)
     with pytest.raises(RuntimeError, match="power cut"):
         train.run(compose("train", words))
-    found = inventory(tmp_path / "run")
-    assert found["exit"] == 1 and found["artifacts"] == [] and not (tmp_path / "run" / "head").exists()
+    run = inventory(tmp_path / "run")
+    assert run["exit"] == 1 and run["artifacts"] == [] and not (tmp_path / "run" / "head").exists()
     first = read_json(tmp_path / "run" / "wandb_run.json")["id"]
     monkeypatch.setattr(HeadTraining, "training_step", step)
     train.run(compose("train", words))
-    found = inventory(tmp_path / "run")
-    assert found["exit"] == 0 and found["artifacts"] == ["head-run"] and "best/auroc" in found["scalars"]
+    run = inventory(tmp_path / "run")
+    assert run["exit"] == 0 and run["artifacts"] == ["head-run"] and "best/auroc" in run["scalars"]
     assert read_json(tmp_path / "run" / "wandb_run.json")["id"] == first
 
 

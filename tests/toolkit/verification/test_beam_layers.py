@@ -76,11 +76,11 @@ class Slow(LayerRule):
         return left
 
     def outcomes(self, p: list, q: list, tokens: list[int], width: int) -> list[tuple[list[bool], float, list[float]]]:
-        found = []
+        results = []
 
         def go(k: int, kept: list[bool], prob: float, left: list[float]) -> None:
             if k == len(tokens) or sum(kept) == width:
-                found.append((kept + [False] * (len(tokens) - k), prob, left))
+                results.append((kept + [False] * (len(tokens) - k), prob, left))
                 return
             accept = self.prob(left, q, tokens[k])
             if accept > 0:
@@ -89,7 +89,7 @@ class Slow(LayerRule):
                 go(k + 1, [*kept, False], prob * (1 - accept), self.reduced(left, q))
 
         go(0, [], 1.0, p)
-        return found
+        return results
 
     def distribution(self, target_probs, draft_probs, candidates, width, real=None):
         """Row by row; each outcome of each row is one entry with weight in that row only."""

@@ -66,12 +66,12 @@ def test_optima_of_many_pairs_are_those_of_each_alone():
     p, q = (distribution.reshape(4, 6, 4) for distribution in pairs(8))
     for how in ("iid", "without_replacement", "greedy"):
         for num_drafts in (1, 2, 3):
-            found = optimal_acceptances(p, q, num_drafts, how)
+            together = optimal_acceptances(p, q, num_drafts, how)
             alone = [
                 optimal_acceptance(*pair, num_drafts, how)
                 for pair in zip(p.flatten(0, 1), q.flatten(0, 1), strict=True)
             ]
-            assert found.flatten().tolist() == pytest.approx(alone, abs=1e-14)
+            assert together.flatten().tolist() == pytest.approx(alone, abs=1e-14)
             assert optimal_acceptances(p[:2, :0], q[:2, :0], num_drafts, how).shape == (2, 0)
 
 
@@ -80,10 +80,10 @@ def test_bounds_of_independent_draws_are_met(num_drafts):
     """An upper bound always; on these pairs the optimum itself."""
     p, q = pairs(num_random=80)
     distributions = draft_distributions(q, num_drafts, "independent")
-    found = independent_bounds(p, distributions)
-    assert torch.allclose(found, optimum(candidate_tuples("independent", distributions), p), atol=1e-9, rtol=0)
-    assert torch.equal(independent_bounds(p.reshape(4, 24, 4), distributions.reshape(4, 24, -1, 4)).flatten(), found)
-    assert float(independent_bounds(p[5], distributions[5])) == pytest.approx(float(found[5]), abs=1e-14)
+    bounds = independent_bounds(p, distributions)
+    assert torch.allclose(bounds, optimum(candidate_tuples("independent", distributions), p), atol=1e-9, rtol=0)
+    assert torch.equal(independent_bounds(p.reshape(4, 24, 4), distributions.reshape(4, 24, -1, 4)).flatten(), bounds)
+    assert float(independent_bounds(p[5], distributions[5])) == pytest.approx(float(bounds[5]), abs=1e-14)
     assert independent_bounds(p.float(), distributions.float()).dtype == torch.float64
 
 
@@ -112,8 +112,8 @@ def test_widths_of_many_layers_are_those_of_each_alone():
             assert int(layer_width(p[a, b], q[a, b], 3, 0.6)) == int(widths[a, b])
     counts = (torch.arange(24) % 3 + 1).reshape(4, 6)
     flat = p.flatten(0, 1), q.flatten(0, 1)
-    found = layer_width(p, q, 3, 0.6, 1, counts)
-    assert torch.equal(found.flatten(), layer_width(*flat, 3, 0.6, 1, counts.flatten()))
+    widths = layer_width(p, q, 3, 0.6, 1, counts)
+    assert torch.equal(widths.flatten(), layer_width(*flat, 3, 0.6, 1, counts.flatten()))
     assert torch.equal(fill_probs(p, q, 3, counts).flatten(0, 1), fill_probs(*flat, 3, counts.flatten()))
 
 
@@ -291,9 +291,9 @@ def test_candidates_may_share_the_distribution_they_were_drawn_from(name):
     shared = Proposal(
         whole.tokens, whole.draft_probs[:, ::2], whole.num_drafted, whole.num_calls, whole.parents, sources
     )
-    expected, found = rule.verify(whole, target, drawn), rule.verify(shared, target, drawn)
+    expected, verdict = rule.verify(whole, target, drawn), rule.verify(shared, target, drawn)
     for field in ("path", "length", "extra", "bonus", "valid"):
-        assert torch.equal(getattr(found, field), getattr(expected, field))
+        assert torch.equal(getattr(verdict, field), getattr(expected, field))
     assert len(expected.length.unique()) > 1
 
 

@@ -20,20 +20,20 @@ from toolkit.verification.optimal import independent_bounds, optimal_acceptances
 from toolkit.verification.width import layer_width
 
 
-def tensors_of(found: Any) -> list[Tensor]:
+def tensors_of(value: Any) -> list[Tensor]:
     """All tensors within."""
-    if isinstance(found, Tensor):
-        return [found]
-    parts = found if isinstance(found, (list, tuple)) else vars(found).values()
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value if isinstance(value, (list, tuple)) else vars(value).values()
     return [tensor for part in parts for tensor in tensors_of(part)]
 
 
 def stays_where_it_is(compute: Callable[[], Any]) -> None:
     expected = tensors_of(compute())
     with torch.device("meta"):
-        found = tensors_of(compute())
-    assert found
-    for one, other in zip(expected, found, strict=True):
+        tensors = tensors_of(compute())
+    assert tensors
+    for one, other in zip(expected, tensors, strict=True):
         assert other.device == one.device and torch.equal(one, other)
 
 

@@ -82,8 +82,8 @@ def test_survival_and_mean_lengths_by_hand():
 
 def test_the_optimum_of_one_candidate_is_the_overlap():
     p, q = dirichlet_pairs(9, vocab_size=5)
-    found = optimum(candidate_tuples("iid", q.unsqueeze(1)), p)
-    assert torch.allclose(found, torch.minimum(p, q).sum(1))
+    optima = optimum(candidate_tuples("iid", q.unsqueeze(1)), p)
+    assert torch.allclose(optima, torch.minimum(p, q).sum(1))
     assert torch.allclose(optimum(candidate_tuples("iid", p.unsqueeze(1)), p), torch.ones(9, dtype=torch.float64))
 
 

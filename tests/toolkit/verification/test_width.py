@@ -118,9 +118,9 @@ def test_rows_may_have_candidates_of_their_own_number():
     p, q = random_distributions(12, 5, 8)
     counts = torch.tensor([1, 2, 3, 4] * 3)
     for threshold in (0.0, 0.3, 0.8):
-        found = layer_width(p, q, 4, threshold, 1, counts)
+        widths = layer_width(p, q, 4, threshold, 1, counts)
         alone = [layer_width(p[i : i + 1], q[i : i + 1], int(n), threshold)[0] for i, n in enumerate(counts)]
-        assert found.tolist() == [int(width) for width in alone]
+        assert widths.tolist() == [int(width) for width in alone]
     distribution = fill_probs(p, q, 4, counts)
     for i, n in enumerate(counts.tolist()):
         assert torch.allclose(distribution[i, : n + 1], fill_probs(p[i], q[i], n))

@@ -59,9 +59,9 @@ class ByDepth:
         logits, labels, before = logits.double(), labels.double(), (1.0, 0.0)
         fits = []
         for level in range(1, int(depth.max()) + 1):
-            here = depth == level
-            if bool(here.any()):
-                before = platt(logits[here], labels[here], 1 - labels[here], PULL, before)
+            at_level = depth == level
+            if bool(at_level.any()):
+                before = platt(logits[at_level], labels[at_level], 1 - labels[at_level], PULL, before)
             fits.append(before)
         scales, shifts = zip(*fits, strict=True)
         return cls(scales, shifts)
@@ -74,11 +74,13 @@ class ByDepth:
         """
         shifts = [0.0]
         for level, rate in enumerate(rates, start=1):
-            here, low, high = logits[depth == level].double(), -30.0, 30.0
-            for _ in range(60 if len(here) else 0):
+            logits_at_level, low, high = logits[depth == level].double(), -30.0, 30.0
+            for _ in range(60 if len(logits_at_level) else 0):
                 middle = (low + high) / 2
-                low, high = (middle, high) if float(torch.sigmoid(here + middle).mean()) < rate else (low, middle)
-            shifts.append((low + high) / 2 if len(here) else shifts[-1])
+                low, high = (
+                    (middle, high) if float(torch.sigmoid(logits_at_level + middle).mean()) < rate else (low, middle)
+                )
+            shifts.append((low + high) / 2 if len(logits_at_level) else shifts[-1])
         return cls((1.0,) * len(rates), tuple(shifts[1:]))
 
 

@@ -243,8 +243,8 @@ class _Tree:
             tokens, counts = context.unread(draft)
             reading = session.extend(tokens, counts=counts)
         else:
-            here = session.index.device
-            tokens, parents = nodes.tokens[-1].to(here), nodes.parents[-1].to(here)
+            device_of_cache = session.index.device
+            tokens, parents = nodes.tokens[-1].to(device_of_cache), nodes.parents[-1].to(device_of_cache)
             reading = session.extend(tokens, parents=parents, last=tokens.shape[1])
             self.num_read[draft] = len(nodes.tokens)
         return context.fit(reading.logits), reading.hidden.to(device)
@@ -308,12 +308,12 @@ class _Tree:
             before = {chain: i for i, chain in enumerate(self.own_chains[draft][-1])}
             chains = [c for c, source in enumerate(self.source) if self.sources[source].draft == draft]
             self.own_chains[draft].append(chains)
-            mine = tensor_on(parent.device, chains)
+            columns = tensor_on(parent.device, chains)
             if nodes.ids:
                 parents = nodes.ids[-1][:, tensor_on(parent.device, [before[chain // width] for chain in chains])]
             else:
-                parents = torch.full_like(tokens[:, mine], -1)
-            nodes.add(tokens[:, mine], parents, alive[:, mine])
+                parents = torch.full_like(tokens[:, columns], -1)
+            nodes.add(tokens[:, columns], parents, alive[:, columns])
 
     def cut(self, levels: int) -> None:
         """Leave the first levels."""

@@ -55,8 +55,8 @@ def test_counts_of_a_server_shift_the_mean_to_its_rates():
     by_depth = ByDepth.shifted(logits, depth, [0.3, 0.9, 0.5])
     assert by_depth.scales == (1.0,) * 3 and by_depth.shifts[2] == by_depth.shifts[1]
     for level, rate in ((1, 0.3), (2, 0.9)):
-        here = depth == level
-        assert float(torch.sigmoid(by_depth(logits[here], level)).mean()) == pytest.approx(rate, abs=1e-4)
+        at_level = depth == level
+        assert float(torch.sigmoid(by_depth(logits[at_level], level)).mean()) == pytest.approx(rate, abs=1e-4)
 
 
 def test_heads_and_statistics_read_what_lies_beside_their_weights(tmp_path):
