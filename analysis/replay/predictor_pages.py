@@ -40,10 +40,13 @@ def page(tables: Mapping[str, pd.DataFrame], cost_ratio: float, positions: int) 
         "## From one domain, temperature or draft to another",
         "Share with a level chosen on the domain's own tuning texts / without a level, raw.",
         markdown(transfer(every, rows)),
-        "## The domain changes in the middle",
-        "Share of the second domain's way. Weights and levels are those of the first; `carried` goes on learning.",
-        markdown(drift(tables["drift"], set(home.method) - set(rows))),
     ]
+    if len(tables["drift"]):  # domains of one draft and temperature, two at least
+        parts += [
+            "## The domain changes in the middle",
+            "Share of the second domain's way. Weights and levels are those of the first; `carried` goes on learning.",
+            markdown(drift(tables["drift"], set(home.method) - set(rows))),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
