@@ -11,6 +11,7 @@ from analysis.tables.bootstrap import Bootstrap
 from benchmarks.engines.counts import Answer, Rounds, interval, positions, whole
 from toolkit.errors import InputError
 
+FEWEST = 20  # rounds of one position, below which an interval over texts says nothing
 BOOTSTRAP = Bootstrap()
 HEAD = """| draft | T | counted by | rounds | drafted | accepted, position by position | beside what was served |
 |---|---|---|---|---|---|---|"""
@@ -76,12 +77,12 @@ class Compared:
     def _difference(
         self, ours: Sequence[Sequence[tuple[int, int]]], theirs: Sequence[Sequence[tuple[int, int]]]
     ) -> str:
-        """Of position 1, and over all positions whether the interval holds 0."""
-        ends = interval(positions(ours, self.most), positions(theirs, self.most), BOOTSTRAP)
-        parts = []
+        """The difference at each position that `FEWEST` rounds of either side reached, and whether its interval holds 0."""
+        counts = positions(ours, self.most), positions(theirs, self.most)
+        reached, ends, parts = [each.reached.sum(0) for each in counts], interval(*counts, BOOTSTRAP), []
         for at in range(self.most):
             middle, low, high = ends[:, at]
-            if np.isfinite(ends[:, at]).all():
+            if min(rounds[at] for rounds in reached) >= FEWEST:
                 parts.append(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]{'' if low <= 0 <= high else ' (unexplained)'}")
         return ", ".join(parts) or "too few to tell"
 
