@@ -14,6 +14,7 @@ neutral value. Names and neutral values are those of vLLM 0.32.0 (entrypoints/op
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import threading
@@ -104,6 +105,7 @@ class Endpoint:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         proxies = parts.scheme != "http" or LOCAL.fullmatch(parts.hostname) is None
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line per request, across the progress bar
         try:
             self._http = httpx.Client(headers=headers, limits=httpx.Limits(max_connections=None), trust_env=proxies)
         except (ImportError, ValueError) as error:  # a proxy that httpx cannot use, with its own words

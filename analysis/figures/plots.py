@@ -274,11 +274,11 @@ def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, widt
             _curve(axes, line, "position", "rate", name, style, linestyle=dash, markersize=3.5, linewidth=1.2)
         if len(frequent):
             axes.set_ylim(max(frequent.rate.min() - 0.25, 0), 1.02)
+            axes.legend(loc="lower left", ncols=1 if width == "column" else 2)
         _titled(
             axes, title, "position in the round (k-th drafted token)", "acceptance rate (accepted / reached)", width
         )
         _whole_ticks(axes, int(frequent.position.max()) if len(frequent) else 1)
-        axes.legend(loc="lower left", ncols=1 if width == "column" else 2)
         note(axes, "given that all before it were accepted; bands: spread over prompts")
     return path
 

@@ -126,9 +126,15 @@ def sentence(lengths: pd.DataFrame, counts: PositionCounts, cost_ratio: float) -
         return f"Do not draft: no draft length is faster than autoregressive decoding{beyond}."
     best = faster.loc[faster.throughput.idxmax()]
     length, drafted = int(best.num_drafted), counts.drafted / counts.rounds
-    wider = " (the longest that was counted: let the server draft more to see further)" if length == counts.longest else ""
+    wider = (
+        " (the longest that was counted: let the server draft more to see further)" if length == counts.longest else ""
+    )
     counted = (1 + counts.accepted.sum() / counts.rounds) / (1 + cost_ratio * drafted)
-    rounds = f"rounds of {tokens(counts.longest)}" if drafted == counts.longest else f"rounds of {drafted:.1f} tokens on average"
+    rounds = (
+        f"rounds of {tokens(counts.longest)}"
+        if drafted == counts.longest
+        else f"rounds of {drafted:.1f} tokens on average"
+    )
     ends = brackets(f"{best.throughput_low:.2f}", f"{best.throughput_high:.2f}", requests)
     return (
         f"Draft {tokens(length)}{wider}: {'at least ' if counts.bounded else ''}{best.throughput:.2f} times "

@@ -61,7 +61,7 @@ class Load:
 
 @dataclass
 class RequestResults:
-    """The requests that were answered [Q]: in seconds, when each was sent, joined the batch, had its first token and was answered.
+    """The requests [Q]: in seconds, when each was sent, joined the batch, had its first token and was answered.
 
     tokens [Q]      produced;  rounds [Q]  target forwards that it took part in
     num_drafted, num_calls [Q]  its drafted tokens and draft forwards

@@ -108,6 +108,14 @@ def _held(
             yield folder, table
 
 
+def _with_kind(folder: Folder) -> str:
+    """A folder's name and, of a training, the class of its head: "train-7499a32bffa0 (AcceptanceHead)"."""
+    config = folder.manifest.get("config")
+    head = config.get("head") if isinstance(config, dict) else None
+    kind = str(head["_target_"]).rpartition(".")[2] if isinstance(head, dict) and "_target_" in head else ""
+    return f"{folder.path.name} ({kind})" if kind else folder.path.name
+
+
 def panels(folders: Sequence[Folder]) -> list[Panel]:
     """Frontier, costs, positions, calibration and comparison, each from the folders that have its table."""
     needs = ("method", "setting", "discard_rate", "verification_rate", "undominated")
@@ -128,7 +136,7 @@ def panels(folders: Sequence[Folder]) -> list[Panel]:
     title, logged = "Acceptance by position in the round", ["sweep/positions"] * len(positions)
     drawn.append(_panel("positions", title, "a sweep with chains", positions, logged))
     held = _held(folders, ("train", "calibration"), "reliability", ("scores", "count", "mean_prob", "mean_label"))
-    named = [(folder, folder.path.name, table) for folder, table in held]
+    named = [(folder, _with_kind(folder), table) for folder, table in held]
     heads = [(f, name, charts.reliability_chart(table, f"reliability of {name}")) for f, name, table in named]
     logged = ["val/reliability"] * len(heads)
     drawn.append(_panel("calibration", "Calibration of heads", "a trained head", heads, logged))

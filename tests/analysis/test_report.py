@@ -132,6 +132,16 @@ def test_any_folder_with_a_manifest_will_do_and_no_text_of_it_is_markup(tmp_path
         assert f"Missing: none of the folders is a {name}" in html, "what is not there is said to be missing"
 
 
+def test_calibration_says_which_kind_of_head_it_is_of(tmp_path):
+    about = {"stage": "train", "config": {"head": {"_target_": "toolkit.acceptance.PrereadHead"}}}
+    write_manifest(tmp_path / "run", about)
+    columns = ["scores", "count", "mean_prob", "mean_label"]
+    pd.DataFrame([["raw", 5, 0.2, 0.3], ["raw", 9, 0.7, 0.6]], columns=columns).to_csv(
+        tmp_path / "run" / "reliability.csv"
+    )
+    assert "reliability of run (PrereadHead)" in (run(tmp_path / "out", [tmp_path / "run"]) / "report.html").read_text()
+
+
 def test_runs_of_other_sampling_are_kept_apart(tmp_path):
     for name, temperature in (("a", 1.0), ("b", 0.5), ("c", 1.0)):
         sampling = {"temperature": temperature, "seed": len(name)}

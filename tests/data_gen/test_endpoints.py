@@ -66,8 +66,10 @@ def errors_of(folder: Path) -> list[str]:
 # -- servers that do as they are asked --------------------------------------------------------------------------------
 
 
-def test_rows_are_those_of_decoding_here_with_the_servers_tokens(make, stub, checkpoints, tmp_path):
+def test_rows_are_those_of_decoding_here_with_the_servers_tokens(make, stub, checkpoints, tmp_path, caplog):
+    caplog.set_level("INFO")  # as Hydra sets it
     folder = make()
+    assert "HTTP Request" not in caplog.text, "a progress bar, and no line per request"
     rows = rows_of(folder)
     assert [row["row"] for row in rows] == list(range(COUNT)) and {row["status"] for row in rows} == {"done"}
     for row in rows:

@@ -227,6 +227,9 @@ def test_headings_are_broken_between_words_and_wide_characters_take_two_cells(pr
     monkeypatch.setenv("COLUMNS", "12")
     terminal.print_table("", ["a", "b"], [["漢字漢", "12345"]], [False, True], "f.csv")
     assert "1 of 2 columns" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal.print_table("a title that is wider than its table", ["a"], [["1"]])
+    assert "a title that is wider than its table\n" in capsys.readouterr().out
 
 
 def test_the_width_of_a_terminal(monkeypatch):

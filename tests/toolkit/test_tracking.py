@@ -76,18 +76,18 @@ def test_an_offline_run_keeps_everything_until_it_is_synced(environment, tmp_pat
     inputs = [tmp_path / "out" / "one", tmp_path / "out" / "nothing"]
     with pytest.raises(KeyError), tracking.wandb_run("frontier", {}, tmp_path / "out" / "two", inputs=inputs):
         raise KeyError("a stage that fails")
-    kept = records(tmp_path / "out" / "one")
-    (about,) = kept["run"][:1]
+    saved = records(tmp_path / "out" / "one")
+    (about,) = saved["run"][:1]
     assert (about.display_name, about.run_group, about.job_type) == ("math test", "out", "sweep")
     assert list(about.tags) == ["sweep", "math"]
     assert {item.key: json.loads(item.value_json) for item in about.config.update}["depth"] == 2
-    values = logged(kept)
+    values = logged(saved)
     assert values["throughput"] == 2.5 and not {"share", "gain"} & set(values)
     assert values["table/_type"] == "table-file" and values["table/nrows"] == 2
     (table,) = (tmp_path / "out" / "one").rglob("media/table/table_*.json")
     assert json.loads(table.read_text())["data"][0] == ["a", 1.0, 3.0, "&lt;b&gt;"], "texts are escaped"
-    assert kept["exit"][0].exit_code == 0
-    assert any("head-of-one" in str(record) for record in kept.get("request", []) + kept.get("artifact", []))
+    assert saved["exit"][0].exit_code == 0
+    assert any("head-of-one" in str(record) for record in saved.get("request", []) + saved.get("artifact", []))
     other = records(tmp_path / "out" / "two")
     assert other["exit"][0].exit_code == 1
     links = {item.key: json.loads(item.value_json) for item in other["run"][0].config.update}["input_runs"]
@@ -107,8 +107,8 @@ def test_scatter_plots_have_a_dimension_of_methods(environment, tmp_path):
             environment.setenv("WANDB_ENTITY", "lab")
         with tracking.wandb_run("sweep", {}, tmp_path / name) as run:
             tracking.log_scatter(run, "sweep/settings", POINTS, "x", "y", "title")
-        kept = inventory(tmp_path / name)
-        assert kept["charts"] == {"sweep/settings": (preset, fields)}
+        saved = inventory(tmp_path / name)
+        assert saved["charts"] == {"sweep/settings": (preset, fields)}
         columns, rows = table(tmp_path / name, "sweep/settings_table")
         assert columns == ["method", "x", "y"] and [row[0] for row in rows] == ["a", "a", "b"]
 

@@ -13,6 +13,9 @@ FILE = "README.md"
 LIBRARY, TAGS = "acceptance-toolkit", ("speculative-decoding", "acceptance-prediction", "safetensors")
 HUB_ID = re.compile(r"(?!toy/)[A-Za-z0-9][\w.-]*/[\w.-]+")
 CORRECTED = "_corrected"
+WITHOUT_WEIGHT = (
+    "*corrected*: without the class weight of rejected tokens in the probabilities. ECE is the error of calibration."
+)
 
 
 Kind = type[Any]  # a subclass of `toolkit.acceptance.saved.SavedHead`, which writes the card
@@ -33,7 +36,8 @@ def metadata(drafts: Sequence[str]) -> str:
 def section(kind: Kind, record: Mapping[str, Any]) -> str:
     """What one head is, what it was trained on, how it scores, and how it is used."""
     scores = record.get("metrics") or {}
-    table = scores_table(scores, ("", CORRECTED)) or scores_table(scores, ("",))
+    corrected, raw = scores_table(scores, ("", CORRECTED)), scores_table(scores, ("",))
+    table = f"{corrected}\n\n{WITHOUT_WEIGHT}" if corrected else raw
     return f"""# {title(kind)}
 
 {kind.summary} It fits one draft only: the one below.
@@ -52,7 +56,7 @@ def use(kind: Kind) -> str:
 
 - Here: `python -m toolkit.decode method={kind.method} head=FOLDER pair.target=TARGET pair.draft=DRAFT`
 - By domain, on recordings of other texts: `python -m analysis.heads traces=TRACES heads=[FOLDER]`
-- Engines (vLLM, SGLang, TensorRT-LLM, llama.cpp) read no heads. The lengths by batch size that it advises, as their settings:
+- Engines (vLLM, SGLang, TensorRT-LLM, llama.cpp) read no heads. For their settings, a draft length by batch size:
   `python -m analysis.advise pair.target=TARGET pair.draft=DRAFT heads=[FOLDER] prompts.path=FILE.jsonl`
 - Inside transformers, with `model` the target:
 
@@ -88,7 +92,7 @@ def facts_table(record: Mapping[str, Any]) -> str:
         "sampling of responses and labels": ", ".join(
             f"{name}={value}" for name, value in (record.get("sampling") or {}).items()
         ),
-        "mixing ratio": record.get("mixing_ratio"),
+        "mixing ratio (share of positions that keep the target's token)": record.get("mixing_ratio"),
         "data": f"`{record['data']}`, {record.get('num_positions', 'some')} training positions"
         if "data" in record
         else None,

@@ -62,7 +62,7 @@ def print_table(
         longest = max(map(cell_len, ("", *columns[i])))
         more = min(max(longest - needed[i], 0), max(width() - used, 0))
         widths[i], used = needed[i] + more, used + more
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for i in fitting:
         heading = "\n".join(_broken(names[i], widths[i]))
         table.add_column(heading, justify="right" if numbers[i] else "left", width=widths[i], no_wrap=True)
@@ -70,7 +70,10 @@ def print_table(
         table.add_row(*(row[i] if numbers[i] else "\n".join(_broken(row[i], widths[i])) for i in fitting))
     print()
     total = sum(widths.values()) + GAP * (len(fitting) - 1)
-    Console(width=max(width(), total), highlight=False, markup=False).print(table)
+    console = Console(width=max(width(), total), highlight=False, markup=False)
+    if title:
+        console.print(title, style="bold")  # on its own: a table's title is broken at the table's width
+    console.print(table)
     if len(fitting) < len(names):
         where = "a wider terminal or COLUMNS=200 shows more" if rest is None else f"all of them: {rest}"
         print(f"{len(names) - len(fitting)} of {len(names)} columns do not fit; {where}")

@@ -122,6 +122,9 @@ def test_figures_of_rounds_and_costs_take_tables(tmp_path):
         plots.costs(curves.assign(throughput_low=0.9, throughput_high=3.2), tmp_path / "bands.png", "title"),
     ]
     assert len({path.read_bytes() for path in made}) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # too few rounds for any position: no curve, and no legend
+        plots.acceptance_by_position(positions.assign(reached=9), tmp_path / "few.png", "title")
 
 
 def test_a_sweep_in_which_only_plain_decoding_succeeded_has_its_figure(tmp_path):
