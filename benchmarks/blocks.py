@@ -1,12 +1,12 @@
 """python -m benchmarks.blocks DRAFT [--head HEAD] [--limit 40] [--costs C COLUMN ...]: how much of a block to send.
 
-DRAFT is a DFlash or DSpark draft of the toy target, HEAD a pre-read head of it. The target writes responses to test prompts of
-the three domains; one recording of them is replayed. Costs are this machine's, measured here at batch sizes 1, 4 and 16 unless
-they are given: c_block and the target's columns, in target forward passes over one token per row. A round of k tokens costs
-c_block + C(k + 1).
+DRAFT is a DFlash or DSpark draft of the toy target, HEAD a pre-read head of it. The target writes responses to dev and test
+prompts of the three domains; recordings of them are replayed. K and the threshold are chosen on dev, everything is counted on
+test, with 95% intervals over its texts. Costs are measured here at batch sizes 1, 4 and 16 unless they are given: c_block and
+the target's columns, in target forward passes over one token per row. A round of k tokens costs c_block + C(k + 1).
 
-    whole block, fixed K    every round alike; the best K of the recording is marked with a star
-    largest q >= h          the best threshold of the recording, likewise
+    whole block, fixed K    every round alike
+    largest q >= h          a threshold
     statistics, confidence head, our head   `block_draft_rate`, by who estimates acceptance
     perfect confidence      the same, with sum min(p, q) of every position
     and of drawn tokens     the same, and min(1, p/q) of every drawn token
@@ -18,13 +18,15 @@ Then calibration: mean estimate and mean acceptance by depth, over rounds in whi
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.tables.bootstrap import Bootstrap
 from data_gen.prompts import ToyPrompts
 from toolkit import ModelPair, config
 from toolkit.acceptance import ConfidenceHeadEstimator, PrereadEstimator, StatisticsEstimator
@@ -34,7 +36,7 @@ from toolkit.costs.measure import measure
 from toolkit.costs.table import CostTable
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import answer_signals
-from toolkit.stopping import BlockDraftRate, Bounded, Fixed, Largest
+from toolkit.stopping import BlockDraftRate, Bounded, Fixed, Largest, StoppingPolicy
 from toolkit.stopping.prices import Prices, PriceTable
 from toolkit.trace import Trace
 from toolkit.trace.bounds import true_probability
@@ -66,10 +68,10 @@ class TrueTokens(TruePositions):
         return accepted, torch.ones_like(accepted)
 
 
-def recorded(pair: ModelPair, limit: int) -> Trace:
-    """The recording of responses to `limit` test prompts of each domain."""
+def recorded(pair: ModelPair, part: Literal["dev", "test"], limit: int) -> Trace:
+    """The recording of responses to `limit` prompts of each domain."""
     prompts = [
-        prompt.prompt for name in ("instruct", "math", "code") for prompt in ToyPrompts(name, "test", limit).load()
+        prompt.prompt for name in ("instruct", "math", "code") for prompt in ToyPrompts(name, part, limit).load()
     ]
     sampling = Sampling(max_new_tokens=96, seed=1)
     plain = decode(pair, prompts, config.method("autoregressive"), sampling, batch_size=16)
@@ -89,15 +91,25 @@ def estimators(pair: ModelPair, head: str | None) -> Iterator[tuple[str, Any]]:
     yield "and of drawn tokens", TrueTokens()
 
 
-def rates(replayed: Replayed, prices: Prices) -> tuple[float, float]:
-    """Tokens per target forward pass, and per unit of cost."""
-    lengths, total = torch.from_numpy(replayed.lengths).double(), replayed.total
-    columns = prices.read(torch.arange(len(lengths))).double()
-    cost = float((lengths * (1 + columns)).sum()) + total.num_draft_calls * float(prices.forward[0])
-    return total.num_generated / total.num_target_calls, total.num_generated / cost
+def counted(replayed: Replayed, prices: Prices) -> np.ndarray:
+    """Tokens, target forward passes and cost of every text [T, 3]."""
+    counts = {name: values.astype(float) for name, values in replayed.counts.items()}
+    columns = prices.read(torch.arange(replayed.drafted.shape[1])).double().numpy()
+    cost = replayed.drafted @ (1 + columns) + counts["num_draft_calls"] * float(prices.forward[0])
+    return np.stack([counts["num_generated"], counts["num_target_calls"], cost], 1)
 
 
-def of_costs(trace: Trace, who: list[tuple[str, Any]], table: CostTable, name: str) -> None:
+def rates(totals: np.ndarray) -> np.ndarray:
+    """Tokens per target forward pass, and per unit of cost, from totals [..., 3]."""
+    return totals[..., :1] / totals[..., 1:]
+
+
+def chosen(dev: Trace, policies: Mapping[str, StoppingPolicy], prices: Prices) -> str:
+    """The name of the policy that makes the most tokens per cost of a recording."""
+    return max(policies, key=lambda name: rates(counted(replay(dev, policies[name]), prices).sum(0))[1])
+
+
+def of_costs(dev: Trace, trace: Trace, who: list[tuple[str, Any]], table: CostTable, name: str) -> None:
     """Print the rows of one table of costs."""
     batch = table.batch_size
     most = trace.max_drafted
@@ -105,12 +117,12 @@ def of_costs(trace: Trace, who: list[tuple[str, Any]], table: CostTable, name: s
     columns = ", ".join(f"{value:.3f}" for value in prices.columns[0].tolist())
     print(f"\n{name}: c_block {float(prices.forward[0]):.2f}, columns {columns}\n")
     print("| sent | tokens per target forward | tokens per cost |\n|---|---|---|\n| nothing | 1.000 | 1.000 |")
-    fixed = {f"K={k}": replay(trace, Bounded(Fixed(k), 1, k)) for k in range(1, most + 1)}
-    sure = {f"largest q >= {h}": replay(trace, Bounded(Largest(h), 0, most)) for h in THRESHOLDS}
-    rows = {"whole block": fixed[f"K={most}"]}
+    fixed = {f"K={k}": Bounded(Fixed(k), 1, k) for k in range(1, most + 1)}
+    sure = {f"largest q >= {h}": Bounded(Largest(h), 0, most) for h in THRESHOLDS}
+    rows = {"whole block": replay(trace, fixed[f"K={most}"])}
     for group in (fixed, sure):
-        best = max(group, key=lambda name: rates(group[name], prices)[1])
-        rows[f"{best}*"] = group[best]
+        best = chosen(dev, group, prices)
+        rows[best] = replay(trace, group[best])
     for estimated, estimator in who:
         policy = BlockDraftRate(estimator, costs=table, batch_size=batch).within(most)
         bound = replace(policy, prices=PriceTable.of(LoadCost.of([table]), batch, most, flat=False, blocks=True))
@@ -118,7 +130,8 @@ def of_costs(trace: Trace, who: list[tuple[str, Any]], table: CostTable, name: s
     bound = true_probability(trace, float(prices.forward[0]), columns=prices.columns[0, :most].tolist())
     rows["upper bound"] = bound.replayed
     for sent, replayed in rows.items():
-        print("| {} | {:.3f} | {:.3f} |".format(sent, *rates(replayed, prices)))
+        cells = zip(*Bootstrap().interval(counted(replayed, prices), rates), strict=True)
+        print(f"| {sent} | " + " | ".join("{:.3f} [{:.3f}, {:.3f}]".format(*cell) for cell in cells) + " |")
 
 
 def calibration(trace: Trace, who: list[tuple[str, Any]]) -> None:
@@ -145,15 +158,16 @@ def main() -> None:
     )
     options = parser.parse_args()
     pair = ModelPair.from_pretrained("toy/target", options.draft)
-    trace, who = recorded(pair, options.limit), list(estimators(pair, options.head))
+    dev, trace = (recorded(pair, part, options.limit) for part in ("dev", "test"))
+    who = list(estimators(pair, options.head))
     if options.head is not None:
         scorers: dict[str, Scorer] = named_scorers(pair, {"ours": options.head})
         trace = replace(with_logits(trace, scorers), names={scorer.key: name for name, scorer in scorers.items()})
     print(f"{trace.num_texts} texts, {trace.num_positions} tokens, blocks of {trace.max_drafted}")
     for batch in BATCHES if options.costs is None else ():
-        of_costs(trace, who, measure(pair, batch)[0], f"batch {batch}")
+        of_costs(dev, trace, who, measure(pair, batch)[0], f"batch {batch}")
     for column in () if options.costs is None else options.costs[1:]:
-        of_costs(trace, who, CostTable.ratio(options.costs[0], column), "given")
+        of_costs(dev, trace, who, CostTable.ratio(options.costs[0], column), "given")
     calibration(trace, [(name, estimator) for name, estimator in who if name != "and of drawn tokens"])
 
 

@@ -28,7 +28,7 @@ from toolkit.stopping import (
     StoppingPolicy,
 )
 from toolkit.stopping.prices import PriceTable
-from toolkit.testing import chi_square, ragged_prompts, tiny_llama
+from toolkit.testing import chi_square, ragged_prompts, random_heads, tiny_llama
 from toolkit.testing.batches import coupled_error
 from toolkit.testing.blocks import block_pair, check_anticipation, tiny_block
 from toolkit.types import DraftStep
@@ -368,6 +368,7 @@ def test_a_drafts_own_confidence_head_is_read(tmp_path):
         assert torch.allclose(again, torch.sigmoid(logits), atol=1e-6)
     with pytest.raises(InputError, match="expected one of the draft's own confidence head"):
         BlockEstimator(calibration=str(tmp_path / FILE)).bind(block_pair())
-    method = config.method("block_draft_rate")
-    for generation in decode(pair, ragged_prompts(4), method, Sampling(max_new_tokens=8)):
-        assert generation.error is None
+    heads = random_heads(tmp_path / "heads", pair.draft.state_width, 32)  # of the state and the Markov embedding
+    for method in (config.method("block_draft_rate"), config.method("block_draft_rate", head=str(heads))):
+        for generation in decode(pair, ragged_prompts(4), method, Sampling(max_new_tokens=8)):
+            assert generation.error is None

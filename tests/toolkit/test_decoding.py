@@ -60,7 +60,7 @@ def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, 
     assert_same(decode(exact_pair, prompts[::-1], method, sampling, batch_size=7, row_ids=rows)[::-1], together)
 
 
-ONE_OF_A_KIND = ("speculative", "specdec_pp", "mcsd", "mtad", "dsbd", "prompt_lookup")
+ONE_OF_A_KIND = ("speculative", "specdec_pp", "block_budget", "mcsd", "mtad", "dsbd", "prompt_lookup")
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,8 @@ from toolkit.verification import get
 CPU = torch.device("cpu")
 METHODS = {name: config.method(name) for name in config.choices("method") if name not in UNDRAFTED}
 METHODS["specdec_pp lag=0"] = config.method("specdec_pp", ["policy.lag=0"])
-DRAFTED = {  # one that drafts so; who ranks the tokens of all rows has to wait for them
-    (repr(method.proposer), repr(method.policy)): name
-    for name, method in METHODS.items()
-    if not method.policy.ranks_rows
+DRAFTED = {  # one that drafts so
+    (repr(method.proposer), repr(method.policy)): name for name, method in METHODS.items()
 }
 
 

@@ -19,6 +19,7 @@ from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, file_hash, read_json
 from toolkit.models.fingerprint import Weights, adapters
+from toolkit.models.teacher import hidden_size
 from toolkit.types import Step
 
 Scorer = Callable[[Step], Tensor]  # a head at work: to raw logits [B] or [B, 2]
@@ -145,10 +146,9 @@ def check_draft(record: Mapping[str, Any], draft: Any, where: str) -> None:
 
     The draft's number format may be another one here.
     """
-    hidden_size = record["head"]["hidden_size"]
-    own = getattr(getattr(draft, "config", None), "hidden_size", 0) or hidden_size
-    if hidden_size != own:
-        raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
+    size, own = record["head"]["hidden_size"], hidden_size(draft)
+    if size != own:
+        raise InputError(f"the head in {where} reads states of size {size}, this draft's have {own}")
     trained = Weights.recorded(record)
     reason = None if trained is None else trained.not_of(draft)
     if reason is not None:

@@ -62,31 +62,43 @@ class Gate:
 
         now  wait for the answer to this question, too
         """
-        flag, event = going.any(), None
-        if self.on_gpu:
-            flag = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True).copy_(flag, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        self.pending.append((flag, event))
+        self.pending.append(self._on_its_way(going.any()))
         if now:
-            return all(self._answer() for _ in range(len(self.pending)))
-        return len(self.pending) <= self.ahead or self._answer()
+            return all(self._goes_on() for _ in range(len(self.pending)))
+        return len(self.pending) <= self.ahead or self._goes_on()
 
     def settle(self) -> int:
         """Wait for all answers; how many of the questions, from the first on, were answered with yes."""
-        while self.pending and self._answer():
+        while self.pending and self._goes_on():
             pass
         return self.num_open
 
-    def _answer(self) -> bool:
-        flag, event = self.pending.popleft()
-        if event is not None:
-            event.synchronize()
-        if bool(flag):
+    def largest(self, counts: Tensor) -> int:
+        """Wait for the largest of some counts: the last question of a round, after which no other answer is needed."""
+        self.pending.clear()
+        return self._answer(*self._on_its_way(counts.max()))
+
+    def _on_its_way(self, value: Tensor) -> tuple[Tensor, Any]:
+        """A value [] on the host, and the event after which it is there."""
+        if not self.on_gpu:
+            return value, None
+        copy = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return copy, event
+
+    def _goes_on(self) -> bool:
+        if self._answer(*self.pending.popleft()):
             self.num_open += 1
             return True
         self.pending.clear()
         return False
+
+    @staticmethod
+    def _answer(value: Tensor, event: Any) -> int:
+        if event is not None:
+            event.synchronize()
+        return int(value)
 
 
 def most_of(counts: Tensor, bound: int, least: int = 1) -> int:

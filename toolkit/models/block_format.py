@@ -140,7 +140,7 @@ def _settings(folder: Path, config: Mapping[str, Any]) -> BlockSettings:
     spark = kind == "dspark"
     rank, head = config.get("markov_rank", 256) if spark else 0, config.get("markov_head_type", "vanilla")
     if type(rank) is not int or rank < 0:
-        raise InputError(f"{folder / CONFIG}: markov_rank: expected a whole number, got {rank!r}")
+        raise InputError(f"{folder / CONFIG}: markov_rank: expected a whole number from 0 on, got {rank!r}")
     if rank and head != "vanilla":
         raise InputError(f"{folder}: markov_head_type={head!r} is not supported: expected vanilla")
     confidence = spark and config.get("enable_confidence_head", True)

@@ -36,7 +36,6 @@ class StoppingPolicy:
     plans_copies       True: it chooses how many copied tokens are sent, all of which are known (`plan`)
     couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
                        distribution, independently of the others, but which text it gets depends on the batch
-    ranks_rows         True: it chooses among the tokens that all rows have drafted (`sent`), which waits for the device
     """
 
     limit: int | None = None
@@ -48,7 +47,6 @@ class StoppingPolicy:
     plans_copies: ClassVar[bool] = False
     uses_history: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = False
-    ranks_rows: ClassVar[bool] = False
 
     @property
     def num_history(self) -> int:
@@ -99,7 +97,7 @@ class StoppingPolicy:
         return state, available
 
     def sent(self, num_drafted: Tensor, state: State) -> Tensor:
-        """How many of the drafted tokens [B] go to the target, once all rows have drafted. Asked only if `ranks_rows`.
+        """How many of the drafted tokens [B] go to the target, once all rows have drafted: all, unless a policy ranks rows.
 
         Whether position k is among them may depend on nothing that was drawn at k or later in its row.
         """

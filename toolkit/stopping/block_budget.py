@@ -42,7 +42,6 @@ class BlockBudget(BlockDraftRate):
     """
 
     couples_rows: ClassVar[bool] = True
-    ranks_rows: ClassVar[bool] = True
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state of `BlockDraftRate`, and `budget`, of the round, in every row [B], and by depth [B, D]
@@ -54,17 +53,17 @@ class BlockBudget(BlockDraftRate):
         return {**state, **counts, "entries": nothing, "before": nothing.clone()}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        if not bool(live.any()):
+        if not len(live):
             return state, live
         powers = self.acceptance ** torch.arange(1, self.deepest + 1, device=live.device)
         means = (state["before"] + self.evidence * powers) / (state["blocks"] + self.evidence).unsqueeze(1)
-        ranked, rows = means[live].flatten().sort(descending=True).values, live.sum()
-        rate = (state["tokens"] / state["cost"])[live].mean()
+        possible = torch.where(live.unsqueeze(1), means, -torch.inf)
+        ranked, rows = possible.flatten().sort(descending=True).values, live.sum().clamp(min=1)
+        rate = torch.where(live, state["tokens"] / state["cost"], 0.0).sum() / rows
         numbers = torch.arange(1, len(ranked) + 1, device=live.device)
-        net = ranked.cumsum(0) / rows - rate * self._read(numbers / rows, state)
-        best = net.argmax()
-        drafts = net[best] > rate * self.prices_at(state).forward.mean()
-        budget = numbers[best].to(state["budget"].dtype).expand_as(state["budget"])
+        net, best = (ranked.cumsum(0) / rows - rate * self._read(numbers / rows, state)).max(0)
+        drafts = net > rate * self.prices_at(state).forward.mean()
+        budget = (best + 1).to(state["budget"].dtype).expand_as(state["budget"])
         return {**state, "budget": budget}, live & drafts
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:

@@ -43,10 +43,6 @@ class Bounded(StoppingPolicy):
         return self.policy.couples_rows
 
     @property
-    def ranks_rows(self) -> bool:  # type: ignore[override]
-        return self.policy.ranks_rows
-
-    @property
     def needs_draft_model(self) -> bool:  # type: ignore[override]
         return self.policy.needs_draft_model
 

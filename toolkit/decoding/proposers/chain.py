@@ -74,10 +74,8 @@ class ChainProposer(TextProposer):
                 drafting = drafting & (drawn != end)
             if seen is not None:
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
-        longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
-        if longest and policy.ranks_rows:
-            num_drafted = policy.sent(num_drafted, state)
-            longest = min(longest, int(num_drafted.max()))
+        num_drafted = policy.sent(num_drafted, state)
+        longest = gate.largest(num_drafted) if tokens else 0
         if not longest:
             return empty_proposal(num_calls, numbers.valid()), state
         drawn_tokens, probs = torch.stack(tokens[:longest], 1), torch.stack(draft_probs[:longest], 1)
