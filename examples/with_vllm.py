@@ -53,7 +53,9 @@ def main(vllm: str, target: str, draft: str, prompts: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 5:
+        sys.exit(__doc__)
     try:
-        main(*sys.argv[1:]) if len(sys.argv) > 4 else print(__doc__)
+        main(*sys.argv[1:])
     except InputError as error:
         sys.exit(f"error: {error}")
