@@ -190,6 +190,10 @@ def test_a_saved_draft_is_loaded_again(kind, settings, tmp_path):
     target = tiny_llama(32, 3, 1, torch.float32)
     draft = tiny_block(target, kind, **settings)
     block_format.save(tmp_path, draft, "a/target")
+    sees_all = json.loads((tmp_path / "config.json").read_text())["sliding_window_non_causal"]
+    assert sees_all == (
+        "window" not in settings or draft.settings.sliding_window_non_causal
+    )  # vLLM reads it for any layer
     for again in (block_format.load(tmp_path, "auto", target), load_draft(tmp_path)):
         assert again.settings == draft.settings and again.config.layer_types == draft.config.layer_types
         for name, tensor in draft.state_dict().items():

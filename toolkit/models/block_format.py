@@ -9,6 +9,7 @@
     markov_rank                   of dspark's Markov term; 0: none              256
     markov_head_type              vanilla; gated and rnn are refused            vanilla
     enable_confidence_head, confidence_head_with_markov                         true, true
+    sliding_window_non_causal     layers with a window see all of their block   false
 
 Embeddings and output rows that a folder lacks are the target's. The layers are Qwen-3's whatever family their config names. In
 the flat configs of DFlash's authors, `dflash_config.target_layer_ids` number outputs, one less than here: such a folder is
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     except Exception as error:  # whatever values of a config make transformers raise
         reason = " ".join(str(error).split())
         raise InputError(f"{folder / CONFIG}: no layers can be made of it: {reason}") from error
+    if not _has_windows(layers):  # there it means nothing
+        settings = replace(settings, sliding_window_non_causal=False)
     _check_sizes(folder, config, settings, layers)
     if target is not None:
         _check_target(folder, config, settings, layers, target)
@@ -95,6 +98,8 @@ def save(folder: Path, model: BlockDraft, target: str, architectures: Sequence[s
     count = model.block_length
     proposal = {"proposal_type": "greedy", "speculative_tokens": count, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     facts = asdict(settings)
+    # vLLM 0.32.0 reads it for layers without a window, too: false would make their blocks causal
+    facts["sliding_window_non_causal"] = settings.sliding_window_non_causal or not _has_windows(model.config)
     if settings.kind == "dflash":
         for name in ("markov_rank", *FLAGS[2:]):
             facts.pop(name)
@@ -160,6 +165,10 @@ def _settings(folder: Path, config: Mapping[str, Any]) -> BlockSettings:
         enable_confidence_head=confidence,
         confidence_head_with_markov=reads_markov,
     )
+
+
+def _has_windows(layers: Any) -> bool:
+    return getattr(layers, "sliding_window", None) is not None
 
 
 def _layers(values: Mapping[str, Any]) -> Any:
