@@ -91,8 +91,8 @@ class CostTable:
 
     def __str__(self) -> str:
         """One line: milliseconds at the first context, and where they were measured."""
-        milliseconds = ", ".join(f"{1e3 * seconds:.3g}" for seconds in self.target_seconds[0])
-        draft = f", draft {1e3 * self.draft_seconds[0]:.3g} ms" if self.draft_seconds else ""
+        milliseconds = ", ".join(map(_milliseconds, self.target_seconds[0]))
+        draft = f", draft {_milliseconds(self.draft_seconds[0])} ms" if self.draft_seconds else ""
         threads, packed = self.machine.get("threads"), ", packed weights" if self.machine.get("packed") else ""
         return (
             f"target {milliseconds} ms over {', '.join(map(str, self.widths))} tokens{draft}, batch size "
@@ -129,3 +129,7 @@ def interpolate(points: Sequence[float], values: Any, at: float) -> Any:
     step = values[right] - values[right - 1]
     inside, beyond = min(max((at - low) / (high - low), 0.0), 1.0), max((at - high) / (high - low), 0.0)
     return values[right - 1] + inside * step + beyond * (step * (step > 0))
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"

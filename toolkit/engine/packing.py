@@ -153,7 +153,8 @@ def _products(modules: Sequence[nn.Linear], tried: bool) -> list[_Product]:
         warn(f"linear layers are not packed: expected {needed >> 20} MiB of free memory, got {available >> 20}")
         return []
     if tried and chosen:
-        print(f"{len(chosen)} linear layers are kept a second time, packed: {needed >> 20} MiB", file=sys.stderr)
+        layers = "1 linear layer is" if len(chosen) == 1 else f"{len(chosen)} linear layers are"
+        print(f"{layers} kept a second time, packed: {needed >> 20} MiB; pair.packed=off keeps none", file=sys.stderr)
     return [_Product(module, choice) for module, choice in chosen]
 
 
