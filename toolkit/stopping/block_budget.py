@@ -81,7 +81,7 @@ class BlockBudget(BlockDraftRate):
         order = ranks.argsort(descending=True, stable=True)
         within = torch.arange(len(order), device=order.device) < state["budget"][0]
         chosen = torch.zeros_like(within).index_copy(0, order, within)
-        return (chosen.view(self.deepest, -1).T & possible).sum(1)
+        return (chosen.view(self.deepest, len(num_drafted)).T & possible).sum(1)
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         drafted = proposal.num_calls > 0

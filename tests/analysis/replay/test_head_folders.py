@@ -109,10 +109,10 @@ def test_scores_of_a_head_with_and_without_its_class_weight(trace, heads, scored
     )
     corrected = -(p * shifted.log() + (1 - p) * (1 - shifted).log()).mean()
     assert scores["log_loss_corrected"] == pytest.approx(float(corrected))
-    scores = CalibrationScores()
-    scores.update(z, p)
-    assert scores["auroc"] == pytest.approx(float(scores.compute()["auroc"]))
-    assert scores["ece"] == pytest.approx(float(scores.compute()["ece"])) and scores["ece_corrected"] != scores["ece"]
+    metric = CalibrationScores()
+    metric.update(z, p)
+    assert scores["auroc"] == pytest.approx(float(metric.compute()["auroc"]))
+    assert scores["ece"] == pytest.approx(float(metric.compute()["ece"])) and scores["ece_corrected"] != scores["ece"]
     sums = np.array([
         [float(kl[sequences == number].sum()), int((sequences == number).sum())] for number in np.flatnonzero(chosen)
     ])  # fmt: skip
