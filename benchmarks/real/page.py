@@ -70,15 +70,26 @@ def replay_table(temperature: int, kind: str = "") -> Iterator[str]:
             f"{sums['num_target_calls'] / produced:.2f} | {speed:.3f} [{low:.3f}, {high:.3f}] | "
             f"{'' if base[method] == method else gain} |"
         )
-    groups = pd.Series([category[prompt] for prompt in prompts])
+    yield from by_category(
+        {method: counts[:, [COUNTS.index("num_generated"), -1]] for method, counts in values.items()},
+        [category[prompt] for prompt in prompts],
+    )
+
+
+def by_category(values: dict[str, Any], categories: Sequence[str]) -> Iterator[str]:
+    """Tokens per cost over those of plain decoding, a column per category; values: (tokens, cost) of every question."""
+    groups = pd.Series(categories)
     yield ""
-    yield "Tokens per target time by category:"
+    yield f"Tokens per cost by category, x {PLAIN} ({groups.value_counts().min()} questions of each):"
     yield ""
     yield "| method | " + " | ".join(groups.unique()) + " |"
     yield "|---|" + "---:|" * groups.nunique()
-    for method, counts in values.items():
-        cells = [f"{float(speed_of(counts[(groups == name).to_numpy()].sum(0))):.2f}" for name in groups.unique()]
-        yield f"| {method} | " + " | ".join(cells) + " |"
+    rates = {
+        method: pd.DataFrame(counts).groupby(groups, sort=False).sum().pipe(lambda sums: sums[0] / sums[1])
+        for method, counts in values.items()
+    }
+    for method, rate in rates.items():
+        yield f"| {method} | " + " | ".join(f"{value:.2f}" for value in rate / rates[PLAIN]) + " |"
 
 
 def live_table(temperature: int, batch_size: int) -> Iterator[str]:
@@ -98,15 +109,26 @@ def live_table(temperature: int, batch_size: int) -> Iterator[str]:
     yield ""
     yield f"| way | tokens per cost, x {PLAIN} | CPU seconds per token, x {PLAIN} |"
     yield "|---|---:|---:|"
-    yield from beside_plain(lines, CostTable(**facts["costs"][str(batch_size)]))
+    lines = lines.assign(cost=costs_of(lines, CostTable(**facts["costs"][str(batch_size)])))
+    yield from beside_plain(lines)
+    if batch_size == 1:
+        ways = lines.sort_values("group").groupby("decoder", sort=False)
+        yield from by_category(
+            {way: part[["tokens", "cost"]].to_numpy(float) for way, part in ways},
+            [row["category"] for row in rows_of(FOLDER / "live.jsonl")],
+        )
 
 
-def beside_plain(lines: pd.DataFrame, table: CostTable) -> Iterator[str]:
-    """Tokens per cost of the target's and draft's forward passes, and CPU seconds per token, over those of plain decoding."""
+def costs_of(lines: pd.DataFrame, table: CostTable) -> Any:
+    """What the target's and the draft's forward passes of each line cost, in seconds."""
     context = float(np.median(table.contexts))
     draft = table.draft(context) if table.draft_seconds else 0.0
     read = [sum(table.target(int(width), context) for width in widths.split()) for widths in lines.target_widths]
-    lines = lines.assign(cost=np.array(read) + draft * lines.draft_forwards)
+    return np.array(read) + draft * lines.draft_forwards
+
+
+def beside_plain(lines: pd.DataFrame) -> Iterator[str]:
+    """Tokens per cost of the forward passes, and CPU seconds per token, over those of plain decoding."""
     pivots = {
         name: lines.pivot(index="group", columns="decoder", values=name) for name in ("tokens", "cost", "cpu_seconds")
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,18 +15,23 @@ from toolkit.costs.load import LoadCost
 
 DEEPEST = 10  # tokens of a draft
 PLAIN, FIXED = "autoregressive", "speculative"
+FITTED, SHIPPED_WEIGHTS = "rate, statistics", "rate, weights that ship"  # in tables: the rate rule without a head
 SWEPT = {  # what the grid varies: its name in tables, and its key
     **dict.fromkeys((FIXED, "prompt_lookup"), ("K", "num_drafted")),
     **dict.fromkeys(("confidence", "specdec_pp"), ("h", "threshold")),
-    "rate": ("cost_ratio", "cost_ratio"),
+    **dict.fromkeys(("rate", "online_rate"), ("cost_ratio", "cost_ratio")),
     "best_source": ("acceptance", "acceptance"),
 }
 
 
 @cache
 def replayed(part: str, temperature: int, kind: str = "") -> pd.DataFrame:
-    """Rows of a sweep, with what each costs (`priced`)."""
-    return priced(load_rows([noted(f"{part}{temperature}{kind}")], part), kind)
+    """Rows of a sweep, with what each costs (`priced`); the rate rule without a head is a method of its own here."""
+    rows = priced(load_rows([noted(f"{part}{temperature}{kind}")], part), kind)
+    head, fitted = (rows.setting.str.contains(f"{name}=") for name in ("head", "statistics"))
+    rows = rows[~(head & fitted)]  # the grid's product: statistics beside a head are not read
+    rate = rows.method.eq("rate") & ~head
+    return rows.assign(method=rows.method.mask(rate & fitted, FITTED).mask(rate & ~fitted, SHIPPED_WEIGHTS))
 
 
 def priced(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
@@ -68,6 +74,9 @@ def grid_words(kind: str = "", chosen: dict[str, str] | None = None) -> list[str
     for name, estimator in (("lookup_rate", "estimator"), ("best_source", "copies")):
         words.append(f'grid.{name}.policy.costs=["{noted(f"costs{kind}")}"]')
         words.append(f'grid.{name}.policy.{estimator}.path=["{noted("copies")}"]')
+    if chosen is None and not kind:
+        words.append(f'grid.rate.head=[null,"{noted("preread")}"]')
+        words.append(f'+grid.rate.statistics=[null,"{Path(noted("predictors")) / "statistics.json"}"]')
     if chosen is not None:
         for name, (shown, key) in SWEPT.items():
             words.append(f"grid.{name}.policy.{key}=[{setting_of(chosen, name)[shown]}]")

@@ -201,7 +201,7 @@ def as_it_comes(name: str) -> Decoder:
 def agreements() -> None:
     """Live decoding of the settings that replay chose, beside their replay, at both temperatures."""
     for temperature in (0, 1):
-        agreement(temperature, ("confidence", "specdec_pp"))
+        agreement(temperature, ("confidence", "specdec_pp", "online_rate"))
 
 
 def agreement(temperature: int, left_out: Sequence[str], kind: str = "") -> None:
@@ -294,7 +294,7 @@ def eagle3_sweeps() -> None:
     """Costs of that draft, every method by replay, and live decoding beside it."""
     costs(EAGLE3)
     sweeps(EAGLE3)
-    agreement(1, (PLAIN, "prompt_lookup", "lookup_rate"), EAGLE3)
+    agreement(1, (PLAIN, "prompt_lookup", "lookup_rate", "online_rate"), EAGLE3)
     bounds("")
     bounds(EAGLE3)
 
