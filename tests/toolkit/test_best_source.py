@@ -39,7 +39,7 @@ class InTurns(BestSource):
         state, _ = super().begin(live, state)
         return state, live & (state["turn"] % 3 == 0)
 
-    def plan(self, match, available, state):
+    def plan(self, match, available, live, state):
         return state, torch.where(state["turn"] % 3 == 1, available, 0)
 
     def init(self, num_rows, device):
@@ -279,7 +279,7 @@ def test_the_worth_of_a_copy_is_summed_while_it_is_decided_on():
         worth += max(survival - 1.2 * 0.1, 0)
         copied += survival > 1.2 * 0.1
         columns = (torch.tensor([column]).float() for column in zip(*tokens[:depth], strict=True))
-        state, length = policy.plan(Match(*columns), torch.tensor([depth]), policy.init(1, CPU))
+        state, length = policy.plan(Match(*columns), torch.tensor([depth]), torch.tensor([True]), policy.init(1, CPU))
         assert int(length) == copied and float(state["gain"]) == pytest.approx(worth, rel=1e-5)
 
 

@@ -18,7 +18,7 @@ from toolkit import ModelPair, generate
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDED = Path(__file__).parent.parent / "fixtures" / "recorded_texts.json"
-METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml") if "batch_rate" not in path.stem)
+METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml") if not path.stem.startswith("batch_"))
 
 
 @cache

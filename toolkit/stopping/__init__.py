@@ -3,6 +3,8 @@
 from toolkit.stopping.adaedl import AdaEdl
 from toolkit.stopping.always import Always
 from toolkit.stopping.base import State, StoppingPolicy, Thresholded
+from toolkit.stopping.batch_best_source import BatchBestSource
+from toolkit.stopping.batch_lookup_rate import BatchLookupRate
 from toolkit.stopping.batch_rate import BatchRate
 from toolkit.stopping.best_source import BestSource
 from toolkit.stopping.block_budget import BlockBudget
@@ -23,6 +25,8 @@ from toolkit.stopping.tail import Tail
 __all__ = [
     "AdaEdl",
     "Always",
+    "BatchBestSource",
+    "BatchLookupRate",
     "BatchRate",
     "BestSource",
     "BlockBudget",

@@ -88,11 +88,12 @@ class StoppingPolicy:
         """The new state after forward pass k has read y_{k-1}, and whether to draw y_k [B]. Called only if `reads`."""
         return state, torch.ones_like(step.entropy, dtype=torch.bool)
 
-    def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
+    def plan(self, match: Match, available: Tensor, live: Tensor, state: State) -> tuple[State, Tensor]:
         """The new state, and how many copied tokens are sent [B]. Called instead of `read` and `step` if `plans_copies`.
 
         match      of all tokens that may be copied, [B, K] each
         available  how many of them each row has [B]
+        live       rows that may draft this round [B] bool, as in `begin`
         """
         return state, available
 

@@ -74,7 +74,7 @@ class BestSource(PricedDraft):
         worth = prices.worth(self.posterior(state), rate) - rate * prices.catching_up(state["unread"])
         return {**state, "survival": torch.ones_like(worth)}, live & (worth > state["gain"].clamp(min=0))
 
-    def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
+    def plan(self, match: Match, available: Tensor, live: Tensor, state: State) -> tuple[State, Tensor]:
         return best_length(self.copies, match, available, self.prices_at(state), state)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:

@@ -87,9 +87,9 @@ class Bounded(StoppingPolicy):
     def plans_copies(self) -> bool:  # type: ignore[override]
         return self.policy.plans_copies
 
-    def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
+    def plan(self, match: Match, available: Tensor, live: Tensor, state: State) -> tuple[State, Tensor]:
         available = available.clamp(max=self.limit)
-        state, length = self.policy.plan(match, available, state)
+        state, length = self.policy.plan(match, available, live, state)
         return state, torch.maximum(length, available.clamp(max=self.min_drafted))
 
     def foresee(self, step: Step) -> Tensor | None:

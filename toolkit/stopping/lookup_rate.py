@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from toolkit.engine.device import floats_on
 from toolkit.sampling import first_maximum
@@ -57,7 +58,7 @@ class LookupRate(Priced):
         state = super().init(num_rows, device)
         return {**state, "gain": torch.zeros_like(state["cost"])}
 
-    def plan(self, match: Match, available: Tensor, state: State) -> tuple[State, Tensor]:
+    def plan(self, match: Match, available: Tensor, live: Tensor, state: State) -> tuple[State, Tensor]:
         return best_length(self.estimator, match, available, self.prices_at(state), state)
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
@@ -68,20 +69,27 @@ class LookupRate(Priced):
         }
 
 
+def copied_entries(copies: CopyEstimator, match: Match, available: Tensor, deepest: int) -> Tensor:
+    """P(all copied tokens up to k are accepted) [B, K], 0 beyond the `available` ones; K: the longest copy, or `deepest`."""
+    count = min(match.length.shape[1], deepest)
+    depths = _counted(count, available)
+    columns = (match.length, match.occurrences, match.agreement)
+    probs = copies.prob(Match(*(column[:, :count] for column in columns)), depths)
+    return torch.where(depths <= available.unsqueeze(1), probs.cumprod(1), 0.0)
+
+
 def best_length(
     copies: CopyEstimator, match: Match, available: Tensor, prices: Prices, state: State
 ) -> tuple[State, Tensor]:
     """The state with the round's gain, and how many of the `available` copied tokens have the largest sum of gains [B]."""
-    count = min(match.length.shape[1], prices.columns.shape[1])
-    depths = floats_on(available.device, [float(depth) for depth in range(1, count + 1)])
-    columns = (match.length, match.occurrences, match.agreement)
-    probs = copies.prob(Match(*(column[:, :count] for column in columns)), depths)
-    survival, rate = torch.ones_like(state["gain"]), state["tokens"] / state["cost"]
-    gains = []
-    for prob, column in zip(probs.unbind(1), prices.columns.unbind(1), strict=False):
-        survival = survival * prob
-        gains.append((survival - rate * column).double())
-    sums = torch.stack([torch.zeros_like(rate).double(), *gains], 1).cumsum(1)
-    possible = torch.cat([torch.zeros_like(depths[:1]), depths]) <= available.unsqueeze(1)
-    sums = torch.where(possible, sums, -torch.inf)
+    entries = copied_entries(copies, match, available, prices.columns.shape[1])
+    rate, count = state["tokens"] / state["cost"], entries.shape[1]
+    gains = (entries - rate.unsqueeze(1) * prices.columns[:, :count]).double()
+    sums = pad(gains.cumsum(1), (1, 0))
+    sums[:, 1:] = torch.where(_counted(count, available) <= available.unsqueeze(1), sums[:, 1:], -torch.inf)
     return {**state, "gain": sums.amax(1).float()}, first_maximum(sums)
+
+
+def _counted(count: int, like: Tensor) -> Tensor:
+    """1 .. count, as floats."""
+    return floats_on(like.device, [float(depth) for depth in range(1, count + 1)])

@@ -34,6 +34,8 @@ CPU = torch.device("cpu")
 SAYS = {  # limit, reads, uses_history, reads_states, needs_draft_model, couples_rows
     "adaedl": (None, False, True, False, True, False),
     "always": (None, False, False, False, False, False),
+    "batch_best_source": (None, False, True, True, True, True),
+    "batch_lookup_rate": (None, False, True, False, False, True),
     "batch_rate": (None, False, True, True, True, True),
     "batch_rate_confidence": (None, False, True, True, True, True),
     "best_source": (None, False, True, True, True, False),

@@ -64,7 +64,9 @@ def test_copies_have_the_length_of_the_largest_sum_of_gains():
         state = policy.init(3, CPU)
         state["tokens"] *= torch.tensor([0.8, 1.0, 1.5])
         rates = (state["tokens"] / state["cost"]).tolist()
-        after, lengths = policy.plan(match_of(rows), torch.tensor([len(row) for row in rows]), state)
+        after, lengths = policy.plan(
+            match_of(rows), torch.tensor([len(row) for row in rows]), torch.ones(len(rows), dtype=torch.bool), state
+        )
         for row, rate, length, gain in zip(rows, rates, lengths.tolist(), after["gain"].tolist(), strict=True):
             survival, worth = 1.0, [0.0]
             tokens = 0.0
@@ -88,7 +90,7 @@ def test_with_equal_columns_copies_go_on_while_a_token_gains():
     available = torch.randint(0, longest + 1, (rows,))
     state = policy.init(rows, CPU)
     state["tokens"] = state["tokens"] * (0.5 + torch.rand(rows))
-    after, lengths = policy.plan(match, available, state)
+    after, lengths = policy.plan(match, available, available >= 0, state)
     survival, going = torch.ones(rows), torch.ones(rows, dtype=torch.bool)
     gain, expected = torch.zeros(rows), torch.zeros(rows, dtype=torch.long)
     for depth in range(1, longest + 1):
@@ -109,9 +111,9 @@ def test_bounds_hold_for_what_is_planned():
     match, available = match_of([[0.9] * 6, [0.9] * 6, [0.9]]), torch.tensor([6, 0, 1])
     for least in (0, 2):
         bounded = Bounded(LookupRate(Given(), costs=table), least, 4).bind(None)
-        assert bounded.plan(match, available, state)[1].tolist() == [least, 0, min(least, 1)]
+        assert bounded.plan(match, available, available >= 0, state)[1].tolist() == [least, 0, min(least, 1)]
     free = Bounded(LookupRate(Given(), column_cost=0.0), 0, 4).bind(None)
-    assert free.plan(match, available, state)[1].tolist() == [4, 0, 1]
+    assert free.plan(match, available, available >= 0, state)[1].tolist() == [4, 0, 1]
 
 
 def pays_slowly(prices, probability, acceptance, rate, depth):

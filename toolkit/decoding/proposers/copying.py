@@ -54,6 +54,7 @@ class CopyProposer(TextProposer):
 
     needs_draft_model: ClassVar[bool] = False
     shows_matches: ClassVar[bool] = True
+    shows_live_rows: ClassVar[bool] = True
 
     def max_nodes(self, limit: int) -> int:
         return limit
@@ -104,7 +105,7 @@ class CopyProposer(TextProposer):
             return tokens, num_drafted, state
         matches = _matches(copies, longest, device)
         if policy.plans_copies:
-            state, num_drafted = policy.plan(matches, torch.where(starts, available, 0), state)
+            state, num_drafted = policy.plan(matches, torch.where(starts, available, 0), starts, state)
             return tokens[:, : most_of(num_drafted, longest, least=0)], num_drafted, state
         nothing = torch.zeros(len(copies), 0, dtype=torch.float32, device=device)
         drafting = starts & (available > 0)
