@@ -103,7 +103,7 @@ def custom_generate(
 
     draft      a folder or hub name (of any kind that pairs take), a model, or a list of these; None: methods that need none
     method     None: "rate" with a head or statistics, else "best_source" with a draft ("block_draft_rate" if it gives
-               blocks), else "lookup_rate"
+               blocks), else "lookup_rate"; of several rows "batch_rate", "batch_best_source", "batch_lookup_rate"
     head       folder of an acceptance head, for methods that need one
     statistics  file of `analysis.heads statistics=`: acceptance where there is no head
     stop       strings that end a row, as `stop_strings` do
@@ -121,8 +121,11 @@ def custom_generate(
         raise InputError(f"streamer: expected one prompt, got {len(prompts)}")
     pair = pair_of(model, draft, text_tokenizer or (_own_tokenizer(model) if stops else None))
     predicts = head is not None or statistics is not None
-    by_draft = "best_source" if block_length(pair.draft) is None else "block_draft_rate"
-    method = method or ("rate" if predicts else by_draft if pair.drafts else "lookup_rate")
+    if method is None:
+        method = "rate" if predicts else "best_source" if pair.drafts else "lookup_rate"
+        method = method if len(prompts) == 1 else f"batch_{method}"
+        if pair.drafts and not predicts and block_length(pair.draft) is not None:
+            method = "block_draft_rate"
     decoder = config.method(method, overrides, *(None if path is None else str(path) for path in (head, statistics)))
     decoder = replace(decoder, policy=with_costs(decoder.policy, pair, len(prompts)))
     stream = None
