@@ -49,7 +49,7 @@ def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
     assert set(table.batch) == {1, 8} and set(table.draft) == {"draft", "target", "no draft model"}
     assert table[table.draft == "target"].speedup.max() < 1.3
     assert table.groupby("batch").advised.sum().tolist() == [1, 1]
-    copying = {"prompt_lookup", "lookup_rate"}
+    copying = {"prompt_lookup", "lookup_rate", "batch_lookup_rate"}
     chains = {"speculative", "autoregressive", "confidence", "batch_rate", "batch_rate_confidence"}
     assert chains | copying == set(table.method)
     assert copying.isdisjoint(table.method[table.draft != "no draft model"])
@@ -90,7 +90,7 @@ def test_a_target_alone_is_advised_on_copies_and_told_how_to_make_a_draft(tmp_pa
     folder = advise.run(composed("advise", tmp_path, "batch_sizes=[1,4]", *shared))
     said = capsys.readouterr().out
     table = pd.read_csv(folder / "advice.csv")
-    assert set(table.method) == {"autoregressive", "prompt_lookup", "lookup_rate"}
+    assert set(table.method) == {"autoregressive", "prompt_lookup", "lookup_rate", "batch_lookup_rate"}
     advised_line = table[table.advised & (table.batch == 1)].iloc[0]
     assert advised_line.method != "autoregressive" and "batch 1: no draft model, " in said
     assert re.search(
