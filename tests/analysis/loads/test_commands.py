@@ -102,7 +102,9 @@ def test_a_target_alone_is_advised_on_copies_and_told_how_to_make_a_draft(tmp_pa
     assert cfg.pair.draft is None and cfg.method.name == advised_line.method
     assert {p.name for p in (folder / "exports").iterdir()} == {"transformers.json", "toolkit.txt"}
     with pytest.raises(InputError, match=r"needs a draft model, .* python -m toolkit.train \+experiment=draft"):
-        advise.run(composed("advise", tmp_path, *shared, "~grid.prompt_lookup", "~grid.lookup_rate", "~grid.batch_lookup_rate"))
+        advise.run(
+            composed("advise", tmp_path, *shared, "~grid.prompt_lookup", "~grid.lookup_rate", "~grid.batch_lookup_rate")
+        )
 
 
 def test_lookup_rate_is_served_with_costs_and_batch(tmp_path):
