@@ -234,14 +234,18 @@ class _Server:
     def _reading(self, joined: list[int], width: float) -> float:
         """Seconds to read new prompts. width: tokens per row of the target forward.
 
-        Rows that join a running batch read in forwards of their own; where all rows are new, the round's own forwards do it.
+        Serving engines pad nothing and read prompts beside decoded tokens: each adds what it adds to one row's forward pass,
+        whichever others join with it. In this package's loop (drops "half") all are as long as the longest: rows that join a
+        running batch read in forwards of their own; where all rows are new, the round's own forwards do it.
         """
         if not joined:
             return 0.0
-        sequences = self.requests[np.array(self.slot)[joined]]
-        rows, unread = len(self.slot), float(self.prompt_tokens[sequences].max() - 1)
-        seconds = 0.0
-        for forward, own in ((self.costs.draft, 1), (self.costs.target, width))[0 if self.drafts else 1 :]:
+        lengths = self.prompt_tokens[self.requests[np.array(self.slot)[joined]]] - 1
+        passes = ((self.costs.draft, 1), (self.costs.target, width))[0 if self.drafts else 1 :]
+        if self.load.drops != "half":
+            return sum(forward(1, 1.0 + length) - forward(1, 1.0) for forward, _ in passes for length in lengths)
+        rows, unread, seconds = len(self.slot), float(lengths.max()), 0.0
+        for forward, own in passes:
             alone = len(joined) < rows
             seconds += forward(len(joined), unread) if alone else forward(rows, own + unread) - forward(rows, own)
         return seconds

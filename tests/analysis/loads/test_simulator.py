@@ -112,6 +112,20 @@ def test_seconds_by_hand(recorded):
     assert results.sent[1] == results.answered[0] == results.joined[1]
 
 
+def test_reading_prompts_costs_the_same_whichever_requests_join_together(recorded):
+    """A batch that ends together and is filled together reads no more than one whose slots are freed one by one."""
+    sequences, trace = recorded
+    grid = CostGrid((1.0, 4.0), (1.0, 17.0), (0.0,), np.array([[[1.0], [2.0]], [[1.0], [9.0]]]))
+    costs, queue = LoadCost(grid, grid, "test"), list(range(len(sequences)))
+    lengths = [10 + 30 * number for number in range(len(sequences))]
+    reading = []
+    for rate in (None, 1e-6):  # side by side, and one at a time
+        load = Load(4 if rate is None else 1, rate=rate)
+        results = serve(trace, lengths, Bounded(Fixed(1), 0, 0), costs, load, queue)
+        reading.append(results.seconds.sum() - results.forwards[1])  # a plain round takes a second
+    assert reading[0] == pytest.approx(reading[1]) == pytest.approx(sum(length - 1 for length in lengths) / 16)
+
+
 def test_plain_decoding_reads_no_prompt_with_the_draft(recorded):
     sequences, trace = recorded
     plain = Bounded(Fixed(1), 0, 0)
