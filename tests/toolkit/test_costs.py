@@ -15,6 +15,7 @@ import torch
 from toolkit import ModelPair, config, metrics
 from toolkit.costs.energy import Energy, EnergyMeter, open_monitor
 from toolkit.costs.load import LoadCost, grid_of
+from toolkit.costs.measure import measure
 from toolkit.costs.table import CostTable
 from toolkit.errors import InputError
 from toolkit.types import Counts, Generation, Round
@@ -122,6 +123,26 @@ def test_tables_of_several_batch_sizes_are_costs_under_load(tmp_path):
     alone = LoadCost.of([CostTable(1, (1, 3), (10,), ((1, 2),))])
     assert alone.draft(1, 3, 10) == alone.target(1, 3, 10) == 2, "the target's forwards stand for a draft's"
     assert LoadCost.load(tables[1].save(tmp_path / "costs.json")).target(4, 3, 10) == 8
+
+
+def test_a_batch_that_was_measured_at_shorter_contexts_is_read_by_its_own_curve():
+    small = CostTable(1, (1, 3), (128, 512), ((1, 2), (1, 2)), (0.1, 0.1))
+    large = CostTable(64, (1, 3), (128, 256), ((10, 20), (14, 28)), (2.0, 3.0))
+    largest = CostTable(256, (1, 3), (64,), ((50, 60),), (7.0,))
+    costs = LoadCost.of([small, large, largest])
+    assert costs.contexts == (64, 128, 256, 512)
+    for table in (small, large, largest):
+        for context in (64, 128, 200, 256, 400, 512, 900):
+            for width in (1, 2, 3):
+                assert costs.target(table.batch_size, width, context) == pytest.approx(table.target(width, context))
+            assert costs.draft(table.batch_size, 1, context) == pytest.approx(table.draft(context))
+
+
+def test_contexts_that_a_large_batch_cuts_lie_apart(monkeypatch):
+    monkeypatch.setattr("toolkit.costs.measure.HELD", 2**10)
+    pair = ModelPair.toy()
+    measured = {size: list(measure(pair, size, (1,), repeats=1)[0].contexts) for size in (1, 4, 6, 16)}
+    assert measured == {1: [128, 512], 4: [128, 256], 6: [170], 16: [64]}
 
 
 def test_a_ratio_is_a_table_that_no_batch_changes():

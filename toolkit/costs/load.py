@@ -144,21 +144,30 @@ class LoadCost:
 
     @classmethod
     def of(cls, tables: Sequence[CostTable]) -> LoadCost:
-        """The costs under load of one pair's tables at several batch sizes, ascending, of the same widths and contexts.
+        """The costs under load of one pair's tables at several batch sizes, ascending, of the same widths.
 
-        Tables time the draft over one token per row; reading more costs it as many times more as it costs the target. The
-        forward passes of a target without a draft stand for those of a draft.
+        Large batches are measured at shorter contexts: a table is read by its own curve at the contexts of the others. Tables
+        time the draft over one token per row; reading more costs it as many times more as it costs the target. The forward
+        passes of a target without a draft stand for those of a draft.
         """
-        first = tables[0]
+        first, contexts = tables[0], sorted({context for table in tables for context in table.contexts})
         axes = (
             tuple(float(table.batch_size) for table in tables),
             tuple(map(float, first.widths)),
-            tuple(map(float, first.contexts)),
+            tuple(map(float, contexts)),
         )
-        target = np.array([table.target_seconds for table in tables], dtype=np.float64).transpose(0, 2, 1)
+
+        def at_contexts(table: CostTable, seconds: Sequence[Any]) -> Array:
+            values = np.array(seconds, dtype=np.float64)
+            if list(table.contexts) == contexts:
+                return values
+            return np.array([interpolate(table.contexts, values, context) for context in contexts])
+
+        target = np.array([at_contexts(table, table.target_seconds) for table in tables]).transpose(0, 2, 1)
         draft = target
         if first.draft_seconds:
-            draft = np.array([table.draft_seconds for table in tables])[:, None] * target / target[:, :1]
+            by_batch = np.array([at_contexts(table, table.draft_seconds) for table in tables])
+            draft = by_batch[:, None] * target / target[:, :1]
         return cls(CostGrid(*axes, draft), CostGrid(*axes, target), "measured", dict(first.machine))
 
     @classmethod

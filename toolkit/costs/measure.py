@@ -39,8 +39,11 @@ def measure(
     how far the repeats of one time lie apart, as a share of it: the median over all times.
     """
     widths = [width for width in widths if width == 1 or width <= pair.max_length // 2]
-    longest = max(min(pair.max_length - widths[-1], HELD // batch_size), 1)
+    room = HELD // batch_size
+    longest = max(min(pair.max_length - widths[-1], room), 1)
     contexts = sorted({min(context, longest) for context in contexts})
+    if longest == room:  # times at two contexts that lie close would not show how they go on
+        contexts = [*(context for context in contexts[:-1] if 2 * context <= contexts[-1]), contexts[-1]]
     with engine_of(pair).sessions(batch_size, contexts[-1] + widths[-1]) as sessions:
         device = sessions.target.index.device
         tokens = torch.arange(widths[-1], device=device).expand(batch_size, -1) % pair.vocab_size
