@@ -31,7 +31,7 @@ class Samples:
     numbers [n, 4]   of the draft's unwarped q (`toolkit.acceptance.statistics`)
     depth [n]        in the round, from 1
     labels           by output [n] in [0, 1]; not a number where there is none
-    sequence [n]     which text of the recording
+    sequence [n]     which text of the recording; the replicates of a text are one
     """
 
     steps: Tensor
@@ -74,7 +74,7 @@ def samples(trace: Trace, deepest: int, seed: int = 0) -> Samples:
         raise InputError(
             f"statistics: {broken} of {len(numbers)} recorded positions hold what is not a number: record them again"
         )
-    return Samples(states.steps, numbers, states.depths, labels, trace.step_sequences[states.steps])
+    return Samples(states.steps, numbers, states.depths, labels, trace.rows[trace.step_sequences[states.steps]])
 
 
 def split(sequence: Tensor, share: float, seed: int) -> Tensor:

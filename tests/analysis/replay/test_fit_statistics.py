@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.heads import run
-from analysis.replay.fit_samples import Samples, samples
+from analysis.replay.fit_samples import Samples, samples, split
 from analysis.replay.fit_statistics import fitted
 from analysis.tables.files import read_table
 from data_gen import responses, traces
@@ -16,6 +16,7 @@ from toolkit.acceptance import PrereadEstimator, StatisticsEstimator
 from toolkit.acceptance.folder import head_hash
 from toolkit.acceptance.statistics import NUMBERS
 from toolkit.errors import InputError
+from toolkit.trace import join
 from toolkit.trace.steps import RecordedStep
 from toolkit.trace.store import read_traces
 
@@ -78,6 +79,16 @@ def test_labels_are_the_recordings(trace):
         assert not known or float(following) == pytest.approx(float(trace.alpha[position + 1]))
     before = torch.tensor([bool(trace.accepted[position - 1]) for position in range(trace.num_positions)])
     assert bool((part.depth[~before] == 1).all()) and part.depth.max() == 3
+
+
+def test_the_replicates_of_a_text_are_held_out_together(trace):
+    joined = join([trace, trace, trace])
+    part = samples(joined, 4)
+    out = split(part.sequence, 0.3, seed=0)
+    row_of = joined.rows[joined.step_sequences[part.steps]]
+    held_out, learned = ({*row_of[chosen].tolist()} for chosen in (out, ~out))
+    assert held_out and learned and not held_out & learned
+    assert torch.equal(part.sequence.unique(), trace.rows.unique())
 
 
 def test_what_cannot_be_fitted_is_one_line(trace, recorded, tmp_path):
