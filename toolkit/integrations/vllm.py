@@ -33,7 +33,7 @@ from toolkit.decoding.proposers import SuffixProposer
 from toolkit.decoding.proposers.base import where_active
 from toolkit.errors import unknown_name
 from toolkit.stopping import Bounded, LookupRate
-from toolkit.stopping.base import State
+from toolkit.stopping.base import State, in_context
 from toolkit.types import RoundCounts
 
 MOST_TEXTS = 65_536  # that are remembered; the oldest are forgotten
@@ -86,7 +86,7 @@ class Copies:
         if not rows:
             return drafts
         sequences = [token_ids_cpu[row, : int(num_tokens_no_spec[row])] for row in rows]
-        state = self._state(sequences, [len(sampled_token_ids[row]) for row in rows])
+        state = self._in_context(self._state(sequences, [len(sampled_token_ids[row]) for row in rows]), sequences)
         room = [max(0, min(self.most, self.max_length - len(text) - 1)) for text in sequences]
         state, starts = self.policy.begin(torch.tensor(room) > 0, state)
         texts = [text.tolist() for text in sequences]
@@ -101,7 +101,7 @@ class Copies:
 
     def _state(self, sequences: Sequence[NDArray[Any]], num_newest: Sequence[int]) -> State:
         """The policy's state of every text [B], what became of its last draft included; of a new text its first one."""
-        state = self.policy.init(len(sequences), torch.device("cpu"))
+        state = self._in_context(self.policy.init(len(sequences), torch.device("cpu")), sequences)
         entries = [
             self.texts.get(_key(text[: len(text) - count])) for text, count in zip(sequences, num_newest, strict=True)
         ]
@@ -113,6 +113,10 @@ class Copies:
         counts = RoundCounts(drafted, torch.zeros_like(drafted), accepted)
         observed = self.policy.observe(counts, counts, state)
         return where_active(observed, state, torch.tensor([entry is not None for entry in entries]))
+
+    def _in_context(self, state: State, sequences: Sequence[NDArray[Any]]) -> State:
+        """The state before rounds after these texts: costs are read at their lengths."""
+        return in_context(self.policy, state, torch.tensor([len(text) for text in sequences]))
 
 
 def parts(settings: Mapping[str, Any]) -> tuple[SuffixProposer, LookupRate]:

@@ -7,6 +7,7 @@ import pytest
 
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
+from toolkit.costs.table import CostTable
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
 from toolkit.integrations.vllm import Copies, parts
@@ -113,3 +114,16 @@ def test_settings_are_those_of_the_method_and_others_are_refused(pair, prompts, 
     (tmp_path / "r.jsonl").write_text('{"token_ids": [1, 99999999]}\n')
     with pytest.raises(InputError, match="token ids in"):
         Copies(configured(pair, responses=str(tmp_path / "r.jsonl")))
+
+
+def test_costs_are_read_at_the_length_of_each_text(pair, prompts, tmp_path):
+    """Copied tokens are free after short texts, and after longer ones they cost more than they bring."""
+    lengths = sorted(map(len, prompts))
+    contexts = [lengths[0], lengths[-1] + NEW]
+    seconds = [[1.0, 1.0, 1.0], [1.0, 2.0, 8.0]]
+    path = CostTable(1, (1, 2, 1 + MOST), contexts, seconds).save(tmp_path / "costs.json")
+    texts, expected = ours(pair, prompts, [f"policy.costs={path}"])
+    counts = driven(Copies(configured(pair, costs=str(path))), texts, lambda live: live)
+    for rounds, theirs in zip(expected, counts, strict=True):
+        assert rounds[:-2] == theirs[: len(rounds[:-2])]
+    assert len({drafted for rounds in expected for drafted, _ in rounds[:-2]}) > 1
