@@ -23,6 +23,7 @@ from typing import Any
 
 from toolkit.config import choices, commands, compose, find, override, plain
 from toolkit.files.atomic import write_text
+from toolkit.files.shards import is_gguf
 from toolkit.models.block_format import is_block
 from toolkit.models.draft_formats import kind_of, reads_target
 
@@ -139,7 +140,7 @@ def _flags(draft: str, reads_states: bool, lengths: Mapping[int, int]) -> dict[s
     return {
         "sglang.txt": (
             f"--speculative-algorithm {'EAGLE3' if reads_states else 'STANDALONE'} "
-            f"--speculative-draft-model-path {draft} --speculative-num-steps {length} "
+            f"--speculative-draft-model-path {shlex.quote(draft)} --speculative-num-steps {length} "
             f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {length + 1}\n"
         ),
         "llama_cpp.txt": f"{_llama_cpp(draft, reads_states, length)}\n",
@@ -147,8 +148,9 @@ def _flags(draft: str, reads_states: bool, lengths: Mapping[int, int]) -> dict[s
 
 
 def _llama_cpp(draft: str, reads_states: bool, length: int) -> str:
+    file = shlex.quote(draft if is_gguf(draft) else f"{draft}.gguf")
     return (
-        f"--spec-type {'draft-eagle3' if reads_states else 'draft-simple'} --spec-draft-model {draft}.gguf "
+        f"--spec-type {'draft-eagle3' if reads_states else 'draft-simple'} --spec-draft-model {file} "
         f"--spec-draft-n-max {length} --spec-draft-p-min 0"
     )
 

@@ -156,6 +156,16 @@ def test_flags_of_other_engines(tmp_path):
     assert "--speculative-num-steps 4 " in (tmp_path / "sglang.txt").read_text()
 
 
+@pytest.mark.parametrize("draft, file", [("a/my draft", "a/my draft.gguf"), ("a/draft.gguf", "a/draft.gguf")])
+def test_flags_name_the_file_of_a_draft(draft, file, tmp_path):
+    write_exports(tmp_path, draft, {1: 3}, {1: 3}, [], alive=[0.5])
+    for name in ("llama_cpp.txt", "llama_cpp_synthetic.txt"):
+        words = shlex.split((tmp_path / name).read_text())
+        assert words[words.index("--spec-draft-model") + 1] == file
+    words = shlex.split((tmp_path / "sglang.txt").read_text())
+    assert words[words.index("--speculative-draft-model-path") + 1] == draft
+
+
 def test_the_engines_own_parsers_know_every_name(tmp_path):
     """Against names read from the engines' sources, of TensorRT-LLM from its reference."""
     known = json.loads(Path(__file__).with_name("engine_fields.json").read_text())
