@@ -32,6 +32,7 @@ from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.sweep_context import SweepContext
 from toolkit.config import commands, instantiate, override, plain
+from toolkit.engine.facts import block_length
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
 from toolkit.files.text import visible
@@ -41,7 +42,18 @@ from toolkit.runs.stage import open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 from toolkit.sampling import Sampling
 
-REPLAYED = ("batch_sizes", "costs", "hardware", "grid", "rounds", "drops", "hidden", "responses", "cost_ratio")
+REPLAYED = (
+    "batch_sizes",
+    "costs",
+    "hardware",
+    "grid",
+    "rounds",
+    "drops",
+    "hidden",
+    "responses",
+    "cost_ratio",
+    "blocks",
+)
 IGNORED = (*REPLAYED, "track", "resamples", "confidence", "seed")
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
 DRAFT_TOKENS = 25_000  # response tokens that a draft is made from
@@ -184,7 +196,8 @@ def _export(
     contexts, longest = None, survival(recorded, False)
     if len(longest):
         assert recorded.costs is not None
-        contexts = by_context(recorded.costs[0], sorted(lengths), longest)
+        blocks = block_length(recorded.context.pair.draft) is not None
+        contexts = by_context(recorded.costs[0], sorted(lengths), longest, blocks)
         save_table(contexts, folder, "schedule")
     return zero_note(schedule), contexts
 

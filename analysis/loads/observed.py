@@ -2,9 +2,10 @@
 
 The input is a file of vLLM's answers, of its /metrics page, or the generations.jsonl of toolkit.decode
 (`analysis.loads.engine_counts`). Every length k up to the longest K gets tokens per round, 1 + sum_{j <= k} P(at least j
-accepted), and (tokens per round) / (1 + c k). P(at least j accepted) is the product, up to j, of P(accepted | drafted and all
-before accepted). Rounds of length k are taken to start where the counted ones did: exact at k = K, close where acceptance is
-alike along a text. Rounds of changing length count as if the draft's tokens did not decide their lengths. Files:
+accepted), and (tokens per round) / (1 + c k), or 1 + c where a round's tokens come from one draft forward pass (blocks=true).
+P(at least j accepted) is the product, up to j, of P(accepted | drafted and all before accepted). Rounds of length k are taken
+to start where the counted ones did: exact at k = K, close where acceptance is alike along a text. Rounds of changing length
+count as if the draft's tokens did not decide their lengths. Files:
 
     lengths    one line per draft length
     positions  P(accepted | all before accepted) of every draft position
@@ -37,12 +38,12 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
     if not stage.finished:
         bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
         spread = "no intervals" if counts.whole_server else f"{spread_name(num_requests, cfg.confidence)} over requests"
-        lengths, positions = by_length(counts, cfg.cost_ratio, bootstrap), by_position(counts, bootstrap)
+        lengths, positions = by_length(counts, cfg.cost_ratio, bootstrap, cfg.blocks), by_position(counts, bootstrap)
         save_table(lengths, stage.folder, "lengths")
         save_table(positions, stage.folder, "positions")
         parts = [
             "# Observed acceptance",
-            sentence(lengths, counts, cfg.cost_ratio),
+            sentence(lengths, counts, cfg.cost_ratio, cfg.blocks),
             " ".join([f"{about}; {spread}.", *notes]),
         ]
         parts += [markdown(readable(lengths)), "Accepted, given that all tokens before it were:", markdown(positions)]
@@ -52,7 +53,7 @@ def advise_from_counts(cfg: commands.Advise) -> Path:
     show(readable(lengths), about, stage.folder / "observed.md")
     for note in notes:
         print(note)
-    print(sentence(lengths, counts, cfg.cost_ratio))
+    print(sentence(lengths, counts, cfg.cost_ratio, cfg.blocks))
     return stage.folder
 
 
@@ -77,8 +78,11 @@ def notes_on(counts: PositionCounts) -> list[str]:
     return notes
 
 
-def by_length(counts: PositionCounts, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per draft length k, 0 being autoregressive decoding: tokens per round, throughput, their intervals."""
+def by_length(counts: PositionCounts, cost_ratio: float, bootstrap: Bootstrap, blocks: bool = False) -> pd.DataFrame:
+    """One line per draft length k, 0 being autoregressive decoding: tokens per round, throughput, their intervals.
+
+    blocks  a round's tokens come from one draft forward pass
+    """
 
     def tokens_per_round(totals: Array) -> Array:
         """[..., 2 K] -> at draft length k: 1 + sum over j <= k of P(at least j accepted); not a number beyond what was drafted.
@@ -93,7 +97,8 @@ def by_length(counts: PositionCounts, cost_ratio: float, bootstrap: Bootstrap) -
 
     ends = bootstrap.spread(np.hstack([counts.reached, counts.accepted]), tokens_per_round)
     table = pd.DataFrame({"num_drafted": np.arange(counts.longest + 1), "requests": len(counts.reached)})
-    for name, cost in (("tokens_per_round", 1.0), ("throughput", 1 + cost_ratio * table.num_drafted)):
+    calls = table.num_drafted.clip(upper=1) if blocks else table.num_drafted
+    for name, cost in (("tokens_per_round", 1.0), ("throughput", 1 + cost_ratio * calls)):
         for end, numbers in zip(("", "_low", "_high"), ends, strict=True):
             table[f"{name}{end}"] = numbers / cost
     return table
@@ -110,7 +115,7 @@ def by_position(counts: PositionCounts, bootstrap: Bootstrap) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def sentence(lengths: pd.DataFrame, counts: PositionCounts, cost_ratio: float) -> str:
+def sentence(lengths: pd.DataFrame, counts: PositionCounts, cost_ratio: float, blocks: bool = False) -> str:
     """The answer in one sentence: the best of the draft lengths whose speed-up has an interval (or range) above 1.
 
     Sums of a server have no interval: the best of their figures, or of their lower bounds.
@@ -129,7 +134,7 @@ def sentence(lengths: pd.DataFrame, counts: PositionCounts, cost_ratio: float) -
     wider = (
         " (the longest that was counted: let the server draft more to see further)" if length == counts.longest else ""
     )
-    counted = (1 + counts.accepted.sum() / counts.rounds) / (1 + cost_ratio * drafted)
+    counted = (1 + counts.accepted.sum() / counts.rounds) / (1 + cost_ratio * (1 if blocks else drafted))
     rounds = (
         f"rounds of {tokens(counts.longest)}"
         if drafted == counts.longest

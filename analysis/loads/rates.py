@@ -35,16 +35,17 @@ def survival(recorded: RecordedPair, greedy: bool, length: int = 0) -> Array:
     return alive
 
 
-def by_context(costs: LoadCost, batch_sizes: Sequence[int], alive: Array) -> pd.DataFrame:
+def by_context(costs: LoadCost, batch_sizes: Sequence[int], alive: Array, blocks: bool = False) -> pd.DataFrame:
     """One line per batch size and timed context: the fixed length of most tokens per second, 0 being plain decoding.
 
+    blocks  a round's tokens come from one draft forward pass
     alive [K]  survival by position. Rounds of every length are taken to start where those of K did; there are no intervals
     """
     tokens = 1 + np.concatenate([[0.0], alive.cumsum()])
     lines = []
     for batch in batch_sizes:
         for context in costs.target.context:
-            seconds = np.array([costs.round(batch, length, context) for length in range(len(tokens))])
+            seconds = np.array([costs.round(batch, length, context, blocks) for length in range(len(tokens))])
             speeds = tokens / seconds
             best = int(speeds.argmax())
             line = {"batch": batch, "context": int(context), "num_drafted": best, "tokens_per_round": tokens[best]}

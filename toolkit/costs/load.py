@@ -75,9 +75,13 @@ class LoadCost:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @checked
-    def round(self, batch: Size, num_drafted: Size, context: Size = 0) -> float:
-        """Seconds of a round of `batch` rows that draft `num_drafted` tokens each, the target's forward pass included."""
-        return num_drafted * self.draft(batch, 1, context) + self.target(batch, num_drafted + 1, context)
+    def round(self, batch: Size, num_drafted: Size, context: Size = 0, blocks: bool = False) -> float:
+        """Seconds of a round of `batch` rows that draft `num_drafted` tokens each, the target's forward pass included.
+
+        blocks  they come from one draft forward pass
+        """
+        num_calls = min(num_drafted, 1) if blocks else num_drafted
+        return num_calls * self.draft(batch, 1, context) + self.target(batch, num_drafted + 1, context)
 
     @property
     def middle(self) -> float:

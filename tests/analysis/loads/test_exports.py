@@ -143,6 +143,9 @@ def test_the_best_fixed_length_by_context():
     table = by_context(LoadCost(draft, target, "mine"), [1], np.array([0.5, 0.25, 0.01]))
     assert table.context.tolist() == [0, 1000] and table.num_drafted.tolist() == [2, 0]
     assert table.speedup.tolist() == pytest.approx([1.75 / 1.2, 1])
+    table = by_context(LoadCost(draft, target, "mine"), [1], np.array([0.5, 0.25, 0.01]), blocks=True)
+    assert table.num_drafted.tolist() == [3, 0], "a block costs the same, however much of it is sent"
+    assert table.speedup.tolist() == pytest.approx([1.76 / 1.1, 1])
 
 
 def test_flags_of_other_engines(tmp_path):

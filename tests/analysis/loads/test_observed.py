@@ -136,6 +136,14 @@ def test_counters_of_a_server_are_sums_without_intervals(tmp_path, capsys):
     assert lengths.throughput_low.isna().all()
     folder = advise.run(config.compose("advise", [f"responses={path}", "cost_ratio=.1", f"paths.root_dir={tmp_path}"]))
     assert "Draft 3 tokens" in capsys.readouterr().out and "no intervals" in (folder / "observed.md").read_text()
+    words = [f"responses={path}", "cost_ratio=.5", f"paths.root_dir={tmp_path}"]
+    for blocks, costs in ((False, [1, 1.5, 2, 2.5]), (True, [1, 1.5, 1.5, 1.5])):
+        folder = advise.run(config.compose("advise", [*words, f"blocks={blocks}"]))
+        throughput = np.array([1, 1.8, 2.4, 2.8]) / costs
+        assert read_table(folder, "lengths").throughput.tolist() == pytest.approx(throughput.tolist())
+        best = f"Draft {3 if blocks else 1} token"
+        out = capsys.readouterr().out
+        assert best in out and f"in rounds of 3 tokens: {2.8 / costs[3]:.2f}" in out, out
     bounds = read_counts(write(tmp_path, *scrape(1000, 2000, [800, 600, 400])))
     assert bounds.bounded
     text = observed.sentence(observed.by_length(bounds, 0.1, Bootstrap(10)), bounds, 0.1)
