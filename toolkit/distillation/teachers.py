@@ -3,7 +3,7 @@
 For training, a cache keeps the k most probable tokens of every position, and the log of the mass of all others. So a loss may
 be a bound of the true one (`losses.py` says which). For validation it keeps the whole of p: no score is a bound.
 
-    FOLDER/<hash of target, k, temperature>/
+    FOLDER/<hash of target, k, temperature, formats>/
         about.json                         which they are, and V
         <hash of texts>.safetensors        of up to SHARD texts: tokens [N, k], log_probs [N, k], log_rest [N], and where each
                                            text begins
@@ -224,7 +224,8 @@ class CachedTeacher:
             )
         if not (self.folder / ABOUT).exists():
             facts = {} if self.weights is None else self.weights.facts("target")
-            write_json(self.folder / ABOUT, {**facts, **self._settings(), "vocab_size": self.vocab_size})
+            settings = {**self._settings(), **self._format()}
+            write_json(self.folder / ABOUT, {**facts, **settings, "vocab_size": self.vocab_size})
         tokens, whole = sum(len(text[1]) for text in missing), sum(len(where) for _, where in unread)
         size = (tokens * 8 * min(self.top_k, self.vocab_size) + whole * 4 * self.vocab_size) / 1e6
         print(f"teacher: {tokens + whole:,} tokens are read once, {size:,.0f} MB go to {self.folder}", flush=True)
@@ -300,7 +301,9 @@ class CachedTeacher:
 
     def _folder_in(self, root: Path) -> Path:
         """The folder of this target and these settings; of a target that is not loaded, in whatever number format it was."""
-        own = root / content_hash([self.weights and self.weights.fingerprint, self._settings()])
+        own = root / content_hash(
+            [self.weights and self.weights.fingerprint, self._settings(), *self._format().values()]
+        )
         if self.target is not None or own.exists():
             return own
         records = {path.parent: read_json(path) for path in sorted(root.glob(f"*/{ABOUT}"))}
@@ -318,6 +321,11 @@ class CachedTeacher:
     def _settings(self) -> dict[str, Any]:
         dtype = {} if self.dtype is None else {"dtype": self.dtype}
         return {"top_k": self.top_k, "temperature": self.temperature, **dtype}
+
+    def _format(self) -> dict[str, str]:
+        """The target's number format, unless it is float32: the same weights give other distributions in another one."""
+        other = self.target is not None and self.target.dtype != torch.float32
+        return {"format": str(self.target.dtype).removeprefix("torch.")} if other else {}
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
@@ -28,7 +29,7 @@ from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.errors import InputError
 from toolkit.models import eagle3
-from toolkit.models.fingerprint import Weights
+from toolkit.models.fingerprint import Weights, fingerprint
 from toolkit.models.pair import load_draft, load_tokenizer
 from toolkit.models.reduced import kept_tokens, reduce_vocabulary
 from toolkit.models.teacher import distributions_along, logits_of, produced_logits, produced_states
@@ -207,6 +208,24 @@ def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
     with pytest.raises(InputError, match="is of several targets: expected responses that name theirs"):
         CachedTeacher(None, 1.0, None, **settings)
     CachedTeacher(None, 0.5, None, **settings).prepare(train, validation)  # the only one of its settings
+
+
+def test_a_cache_tells_number_formats_of_the_same_weights_apart(tmp_path, tiny_pair):
+    """A checkpoint in bfloat16 says something else in float32, though its weights have one fingerprint."""
+    low = load_draft(tiny_pair / "target", dtype="bfloat16")
+    high = copy.deepcopy(low).float()
+    assert fingerprint(low) == fingerprint(high)
+    train, validation, index = DraftBatch([([4, 5, 6], [7, 8, 9, 4])]), DraftBatch([([4], [5, 6, 7])]), torch.arange(3)
+    settings = {"folder": str(tmp_path / "cache"), "top_k": 5}
+    only = CachedTeacher(low, 1.0, **settings)
+    only.prepare(train, validation)
+    alone = CachedTeacher(None, 1.0, Weights.of(low), **settings)
+    assert alone.folder == only.folder, "of a target that is not loaded the only one counts"
+    for model in (low, high):
+        teacher = CachedTeacher(model, 1.0, **settings)
+        teacher.prepare(train, validation)
+        probs = OnlineTeacher(model, 1.0).whole(validation).at(index).log_probs
+        assert torch.equal(teacher.whole(validation).at(index).log_probs, probs)
 
 
 def test_what_is_not_a_number_is_neither_taught_nor_kept(run, tiny_pair, tmp_path):
