@@ -16,9 +16,10 @@ from toolkit import ModelPair, config, decode, generate, testing
 from toolkit.costs import kept
 from toolkit.costs.clock import Stopwatch
 from toolkit.costs.kept import costs_here, weighs_costs, with_costs
-from toolkit.costs.measure import CONTEXTS, WARM_UP, WIDTHS, measure
+from toolkit.costs.measure import CONTEXTS, WARM_UP, WIDTHS, machine_of, measure
 from toolkit.costs.table import CostTable
 from toolkit.engine import Session
+from toolkit.engine.engine import engine_of
 from toolkit.runs.stage import read_manifest
 from toolkit.stopping import StoppingPolicy
 
@@ -54,6 +55,14 @@ def test_every_width_context_and_draft_is_measured():
     assert measure(ModelPair(toy.target, tokenizer=toy.tokenizer), repeats=1)[0].draft_seconds == []
     (large,) = measure(tiny(), 2**12, widths=(1, 2), repeats=1)
     assert large.contexts == [4], "a large batch takes no more memory"
+
+
+def test_captured_forward_passes_have_a_table_of_their_own():
+    """They take other times; which tables are equal is decided by these facts."""
+    pair = ModelPair.toy()
+    facts = machine_of(pair)
+    engine_of(pair).captures = [None, object()]  # as on a GPU
+    assert machine_of(pair) == {**facts, "captured": True} != facts
 
 
 def test_times_are_of_their_width_and_context_and_warming_up_does_not_count(monkeypatch):

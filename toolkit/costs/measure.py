@@ -78,7 +78,8 @@ def _hold(session: Session, length: int) -> None:
 
 
 def machine_of(pair: ModelPair) -> dict[str, Any]:
-    """What the times of a pair hold for."""
+    """What the times of a pair hold for; on a GPU also whether forward passes are captured, as of the engine's last call."""
+    captured = any(captures is not None for captures in engine_of(pair).captures)
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else processor()
     return {
         "processor": device,
@@ -86,4 +87,5 @@ def machine_of(pair: ModelPair) -> dict[str, Any]:
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "torch": torch.__version__,
         "packed": bool(getattr(engine_of(pair), "packed", False)),
+        **({"captured": captured} if captured or pair.device.type == "cuda" else {}),
     }
