@@ -1,7 +1,7 @@
 """The acceptance of copied tokens, fitted to responses: analysis.heads copies=RESPONSES. No model runs.
 
 At every position of a response: what the suffix proposer would copy there, and whether the text goes on with it. The texts
-are split by their order under the seed; the estimator is fitted to one part, and every number is of the other one.
+are split under the seed, those of one prompt together. The estimator is fitted to one part, every number is of the other.
 
     match.json  the estimator: method.policy.estimator.path of lookup_rate, method.policy.copies.path of best_source
     scores      log loss (nats), ECE and AUROC of the estimator, of the weights that no text was fitted to, and of one rate
@@ -64,15 +64,21 @@ def fit_copies(cfg: commands.Heads) -> Path:
 
 
 def split(rows: list[dict[str, Any]], share: float, seed: int) -> tuple[list[Text], list[Text]]:
-    """Texts to fit to, and those that are held out. Raises InputError where one part would be empty."""
-    order = np.random.default_rng(seed).permutation(len(rows))
-    sequences = [(rows[number]["prompt_ids"], rows[number]["token_ids"]) for number in order]
-    count = round(share * len(sequences))
-    if not 0 < count < len(sequences):
+    """Texts to fit to, and those that are held out; all texts of a prompt are on one side.
+
+    Raises InputError where one part would be empty.
+    """
+    of_prompt: dict[tuple[int, ...], list[Text]] = {}
+    for row in rows:
+        of_prompt.setdefault(tuple(row["prompt_ids"]), []).append((row["prompt_ids"], row["token_ids"]))
+    groups, count = list(of_prompt.values()), round(share * len(of_prompt))
+    if not 0 < count < len(groups):
         raise InputError(
-            f"copies: expected texts to fit to and some to hold out (dev_share={share:g}), got {len(sequences)}"
+            f"copies: expected texts to fit to and some to hold out (dev_share={share:g}), got those of {len(groups)} prompts"
         )
-    return sequences[count:], sequences[:count]
+    order = np.random.default_rng(seed).permutation(len(groups))
+    held_out, fitted = ([text for number in part for text in groups[number]] for part in (order[:count], order[count:]))
+    return fitted, held_out
 
 
 def scores(estimator: MatchEstimator, inputs: Tensor, labels: Tensor, others: Tensor, truth: Tensor) -> pd.DataFrame:

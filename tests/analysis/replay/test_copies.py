@@ -87,3 +87,10 @@ def test_one_rate_is_the_rate_of_the_texts_that_were_fitted_to():
     inputs, labels = torch.zeros(4, 6, dtype=torch.float64), torch.tensor([True, False, False, False])
     table = copies.scores(MatchEstimator(), inputs, labels, inputs, torch.tensor([True, True, False, False]))
     assert table.set_index("estimator").mean_estimate["one rate"] == pytest.approx(0.25)
+
+
+def test_the_responses_to_a_prompt_are_held_out_together():
+    rows = [{"prompt_ids": [number % 5], "token_ids": [number]} for number in range(20)]
+    fitted_to, held_out = copies.split(rows, 0.4, seed=0)
+    prompts, others = ({prompt[0] for prompt, _ in part} for part in (fitted_to, held_out))
+    assert (len(fitted_to), len(held_out)) == (12, 8) and not prompts & others
