@@ -153,6 +153,7 @@ def fit_statistics(cfg: commands.Heads) -> Path:
         _warn_of_others(folders, summaries, table)
         record = {
             "drafts": sorted({summary["draft_fingerprint"] for summary in summaries}),
+            "draft_weights": {s["draft_fingerprint"]: s.get("draft_weights") for s in summaries},
             "targets": sorted({summary["target_fingerprint"] for summary in summaries}),
             "temperatures": sorted({summary["sampling"]["temperature"] for summary in summaries}),
             "positions": len(learned.depth),

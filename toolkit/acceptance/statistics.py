@@ -151,11 +151,12 @@ class StatisticsEstimator:
         """
         path = self.path or SHIPPED
         outputs, record = read_statistics(path)
-        fitted = record.get("drafts", [])
+        fitted, sketches = record.get("drafts", []), record.get("draft_weights", {})
         if self.path is not None and pair is not None and fitted:
             checked, key = engine_of(pair).heads, ("statistics", *map(str, fitted))
             if key not in checked:  # all weights are read for it: once per pair
-                checked[key] = all(Weights(str(hash_)).not_of(pair.draft) for hash_ in fitted)
+                weights = (Weights(str(hash_), sketches.get(str(hash_))) for hash_ in fitted)
+                checked[key] = all(each.not_of(pair.draft) for each in weights)
             if checked[key]:
                 warn(
                     f"{self.path} was fitted to another draft than this pair's: analysis.heads statistics= fits one to it"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from data_gen.toy import load_frozen
 from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair, generate
 from toolkit.acceptance import HeadEstimator, PrereadEstimator, StatisticsEstimator
-from toolkit.acceptance.statistics import NUMBERS, SHIPPED, input_names
+from toolkit.acceptance.statistics import NUMBERS, SHIPPED, input_names, read_statistics, write_statistics
 from toolkit.config import method
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
+from toolkit.models.fingerprint import Weights, fingerprint
 from toolkit.stopping import Bounded, Rate
 from toolkit.trace.record import Recorder
 from toolkit.types import DraftStep
@@ -139,6 +141,20 @@ def test_a_call_reads_the_drafts_weights_at_most_once_per_pair(toy_prompt):
         assert StatisticsEstimator().bind(ModelPair(headless.target, headless.draft, headless.tokenizer)).outputs
     finally:
         del headless.draft.state_dict
+
+
+def test_the_same_draft_in_another_number_format_is_not_warned_of(tmp_path, toy_prompt):
+    toy, low = toy_prompt[0], ModelPair.toy(dtype="bfloat16")
+    weights = Weights.of(toy.draft)
+    assert fingerprint(low.draft) != weights.fingerprint
+    outputs, _ = read_statistics(SHIPPED)
+    record = {"drafts": [weights.fingerprint], "draft_weights": {weights.fingerprint: weights.sketch}}
+    path = str(write_statistics(tmp_path / "statistics.json", outputs, record))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert StatisticsEstimator(path).bind(low).outputs
+    with pytest.warns(RuntimeWarning, match="fitted to another draft"):
+        StatisticsEstimator(path).bind(ModelPair(low.target, low.target, low.tokenizer))
 
 
 def test_another_draft_is_warned_of_and_other_files_are_refused(tmp_path, toy_prompt):
