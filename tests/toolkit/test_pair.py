@@ -255,3 +255,9 @@ def test_whole_outputs_follow_the_targets_distribution_where_the_draft_has_fewer
     pair.draft = TabularModel(probs / probs.sum(-1, keepdim=True))
     pair.drafts = (pair.draft, *table_pair.drafts[1:])
     assert output_pvalue(pair, config.method(name), 4_000, batch_size=4000) > 1e-4
+
+
+def test_a_config_of_a_reduced_vocabulary_that_is_cut_off_is_one_line(tmp_path):
+    (tmp_path / "reduced_config.json").write_text('{"model_type": "lla')
+    with pytest.raises(InputError, match="reduced_config.json is not valid JSON"):
+        ModelPair.from_pretrained("toy/target", tmp_path)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from toolkit.engine.facts import check_evaluation, vocab_size
 from toolkit.errors import InputError
+from toolkit.files.atomic import parse_json_file
 from toolkit.files.text import first_line
 from toolkit.models.fingerprint import Sketch, difference, tensor_sketch
 from toolkit.models.probe import check_same_logits, probe_text
@@ -208,8 +209,8 @@ def is_reduced(source: str | Path) -> bool:
 
 
 def is_compact(source: str | Path) -> bool:
-    """Whether a folder is of a draft that has its target's embeddings and tokenizer."""
-    return is_reduced(source) and EMBEDDINGS in json.loads((Path(source) / CONFIG).read_text("utf-8"))
+    """Whether a folder is of a draft that has its target's embeddings and tokenizer. Raises InputError for a broken config."""
+    return is_reduced(source) and EMBEDDINGS in parse_json_file(Path(source) / CONFIG)
 
 
 def load(folder: Path, dtype: torch.dtype | str, target: Any = None) -> Any:
