@@ -6,10 +6,11 @@
     make engines ARGS="page"                     the page of what was counted so far
 
 Steps: install, drafts, vllm, llamacpp, example, page. Run it again to go on after an interruption: environments, drafts and
-answers are kept. Eight questions of Spec-Bench, one of a kind, 64 tokens each at T = 0 and 1. The target is that of `make
-real`, SmolLM2-135M-Instruct. Drafts, where none are named, are trained for minutes: they are weak, and what is compared are
-counts. K is given, not advised: three drafted tokens, eight copied ones. Costs decide whether drafting pays. Only the
-example (`examples/with_vllm.py`) asks that, at costs that are given, too: one request is cheap to draft for, eight are not.
+answers are kept; other drafts, targets or sizes need another folder (--out). Eight questions of Spec-Bench, one of a kind, 64
+tokens each at T = 0 and 1. The target is that of `make real`, SmolLM2-135M-Instruct. Drafts, where none are named, are trained
+for minutes: they are weak, and what is compared are counts. K is given, not advised: three drafted tokens, eight copied ones.
+Costs decide whether drafting pays. Only the example (`examples/with_vllm.py`) asks that, at costs that are given, too: one
+request is cheap to draft for, eight are not.
 """
 
 from __future__ import annotations
@@ -77,6 +78,18 @@ class Work:
     def answers(self, engine: str, draft: str, temperature: int) -> Path:
         return self.folder / f"{engine}-{draft}-{temperature}.jsonl"
 
+    def check(self) -> None:
+        """Note what the answers in the folder are of. Raises InputError where they are of something else."""
+        path = self.folder / "settings.json"
+        kept = read_json(path) if path.exists() else {}
+        settings = {"target": str(self.target), "tokens": self.tokens, "questions": self.questions, **self.drafts}
+        for name, value in settings.items():
+            if kept.get(name, value) != value:
+                raise InputError(
+                    f"{self.folder} holds answers of another run ({name} was {kept[name]}, is {value}): expected --out FOLDER"
+                )
+        write_json(path, {**kept, **settings})
+
     def note(self, **seconds: float) -> None:
         """Add to the seconds that steps took."""
         path = self.folder / "seconds.json"
@@ -123,10 +136,12 @@ def main() -> None:
     folders = options.out.resolve(), options.engines.resolve(), options.data
     gguf = source if source.suffix == ".gguf" else None
     work = Work(*folders, target, gguf, drafts_named, options.tokens, options.questions)
+    work.check()
     if "drafts" in steps:
         drafts(work)
     path = work.folder / "drafts.json"
     work = replace(work, drafts={**(read_json(path) if path.exists() else {}), **work.drafts})
+    work.check()
     for name, step in (("vllm", serve_vllm), ("llamacpp", serve_llamacpp), ("example", run_example)):
         if name in steps:
             started_at = perf_counter()

@@ -15,6 +15,7 @@ import torch
 from analysis import advise
 from analysis.loads.engine_counts import read_counts
 from benchmarks.engines import install, vllm_server
+from benchmarks.engines.__main__ import Work
 from benchmarks.engines.counts import Answer, FirstOccurrence, decoded, read_answers, replayed, whole
 from benchmarks.engines.page import Compared, page
 from data_gen.held_out import load_frozen
@@ -156,7 +157,7 @@ def test_what_a_server_answered_before_it_ended_is_kept_and_asked_no_more(tmp_pa
     assert [answer["prompt"] for answer in vllm_server.answers_of(path)] == [[1], [2], [3]]
     worker = log.read_text().partition("worker ")[2].split()[0]
     state = subprocess.run(["ps", "-o", "stat=", "-p", worker], capture_output=True, text=True).stdout
-    assert state.strip() in ("", "Z"), "what the server had started has ended with it"
+    assert state.strip()[:1] in ("", "Z"), "what the server had started has ended with it"
     refused = vllm_server.started(python, "target", ["--speculative-config", "bad"], log)
     with pytest.raises(InputError, match="vLLM did not start: .*ValueError: no such draft"):
         refused.__enter__()
@@ -200,3 +201,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
+
+
+def test_answers_of_another_draft_or_length_are_not_taken_for_these(tmp_path):
+    work = Work(tmp_path, tmp_path, tmp_path, Path("target"), None, {"standalone": "a/draft"}, 64, 8)
+    replace(work, drafts={}).check()
+    work.check()
+    replace(work, drafts={**work.drafts, "EAGLE-3": "b"}).check()
+    for other in ({"drafts": {"standalone": "a/other"}}, {"tokens": 32}, {"questions": 4}, {"target": Path("other")}):
+        with pytest.raises(InputError, match="holds answers of another run .* expected --out"):
+            replace(work, **other).check()
+    work.check()
