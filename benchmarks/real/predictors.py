@@ -45,6 +45,7 @@ def train_heads(kind: str = "") -> Path:
 def predictors() -> None:
     """Both heads and the table: levels chosen on training-side questions, reported on Spec-Bench, T = 0 and 1."""
     learn, tables = train_heads(), {"tuning": "dev", "tests": "test"}
+    note("statistics", str(stage("analysis.heads", f"statistics=[{learn}]") / "statistics.json"))
     words = [f"statistics=[{learn}]", f"heads=[{noted('acceptance')},{noted('preread')}]", f"thresholds={LEVELS}"]
     for key, part in tables.items():
         traces = [
