@@ -75,7 +75,7 @@ def grid_words(kind: str = "", chosen: dict[str, str] | None = None) -> list[str
         words.append(f'grid.{name}.policy.{estimator}.path=["{noted("copies")}"]')
     if chosen is None and not kind:
         words.append(f'grid.rate.head=[null,"{noted("preread")}"]')
-        words.append(f'+grid.rate.statistics=[null,"{noted("statistics")}"]')
+        words.append(f'+grid.rate.policy.estimator.statistics=[null,"{noted("statistics")}"]')
     if chosen is not None:
         for name, (shown, key) in SWEPT.items():
             words.append(f"grid.{name}.policy.{key}=[{setting_of(chosen, name)[shown]}]")
