@@ -76,7 +76,10 @@ class RecordedPair:
         self.target_speed = float(tokens / seconds)  # tokens per second of the responses
 
     def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> RequestResults:
-        """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
+        """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace.
+
+        This package's loop (drops "half") takes the longest prompts first, an engine takes them as they come.
+        """
         assert self.costs is not None, "costs are set before anything is simulated"
         method = self.context.methods[setting.name]
         if weighed := self._weighed(setting, load.slots):
@@ -90,6 +93,8 @@ class RecordedPair:
         else:
             trace = self.recording.trace_for(setting)
         chosen = range(len(self.sequences)) if requests is None else requests
+        if load.drops == "half":
+            chosen = sorted(chosen, key=lambda text: -self.prompt_tokens[text])
         return serve(trace, self.prompt_tokens, bound.policy, self.costs[0], load, chosen)
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:

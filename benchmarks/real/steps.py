@@ -184,10 +184,10 @@ def live() -> None:
             stale.unlink()
         write_json(path, facts)
     single = [theirs(REFERENCE), theirs("transformers lookup", lookup=10)]
-    names, few = [PLAIN, "lookup_rate"], [PLAIN, "lookup_rate"]
+    names, few = [PLAIN, "lookup_rate"], [PLAIN, "lookup_rate", "batch_lookup_rate"]
     if pair.drafts:
         single.append(theirs("transformers assisted K=2", **constant(2)))
-        names, few = [*names, "rate", "best_source"], [*few, "best_source"]
+        names, few = [*names, "rate", "best_source"], [*few, "best_source", "batch_best_source"]
     for temperature in (0, 1):
         measured(f"live-{temperature}-1", pair, prompts, [*single, *map(as_it_comes, names)], 1, temperature)
         measured(f"live-{temperature}-4", pair, prompts, [theirs(REFERENCE), *map(as_it_comes, few)], 4, temperature)

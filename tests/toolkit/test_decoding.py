@@ -125,7 +125,8 @@ def test_counts(name, limit, exact_pair, prompts, sampled):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in LOSSLESS if name not in ("autoregressive", "prompt_lookup", "lookup_rate")]
+    "name",
+    [name for name in LOSSLESS if name not in ("autoregressive", "prompt_lookup", "lookup_rate", "batch_lookup_rate")],
 )
 def test_counts_where_a_drafted_token_ends_the_text(name, table_pair):
     """One token of three ends a text: the end is often a draft that was accepted, and no further token is drawn then."""
@@ -303,3 +304,14 @@ def test_prompts_are_cut_at_the_front_on_request(exact_pair, prompts):
     assert full.error is not None and "9 tokens leave no room below max_length=9" in full.error
     with pytest.raises(InputError, match="max_length: expected"):
         Sampling(max_length=1)
+
+
+def test_the_longest_prompts_come_first(table_pair):
+    """Prompts that are read together are padded to the longest; the answers are in the order of the prompts all the same."""
+    prompts, finished = [[0] * length for length in (2, 5, 1, 4, 3)], []
+    generations = decode(
+        table_pair, prompts, config.method("autoregressive"), Sampling(max_new_tokens=2), batch_size=1,
+        on_finish=lambda generation: finished.append(len(generation.prompt_ids)),
+    )  # fmt: skip
+    assert finished == [5, 4, 3, 2, 1]
+    assert [len(generation.prompt_ids) for generation in generations] == [2, 5, 1, 4, 3]

@@ -96,7 +96,8 @@ def decode_measured(
     row_ids = range(len(prompts)) if row_ids is None else row_ids
     rows = [_start(pair, prompt, row_id, sampling) for prompt, row_id in zip(prompts, row_ids, strict=True)]
     finish = on_finish or (lambda generation: None)
-    queue = deque(row for row in rows if row.generation.error is None)
+    # Prompts that are read together are padded to the longest of them: those of similar length wait beside each other.
+    queue = deque(sorted((row for row in rows if row.generation.error is None), key=lambda row: -len(row.context)))
     for row in rows:
         if row.generation.error is not None:
             finish(row.generation)

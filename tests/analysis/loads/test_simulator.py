@@ -43,6 +43,11 @@ COLUMN = CostGrid((1.0, 8.0), (1.0, 3.0), (0.0,), np.array([[[1.0], [1.2]], [[2.
 COSTS = LoadCost(CostGrid((1.0, 8.0), (1.0,), (0.0,), np.array([[[0.1]], [[0.2]]])), COLUMN, "test")
 
 
+def longest_first(lengths):
+    """The texts as the decoding loop takes them."""
+    return sorted(range(len(lengths)), key=lambda text: -lengths[text])
+
+
 @pytest.mark.parametrize(("name", "slots"), [
     ("speculative", 3), ("confidence", 1), ("rate", 3), ("batch_rate", 3), ("batch_rate", 1), ("dynamic_confidence", 3),
 ])  # fmt: skip
@@ -53,8 +58,9 @@ def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots
     live = decode(pair, [prompt for prompt, _ in sequences], method, SAMPLING, batch_size=slots)
     policy = method.bind(pair).policy
     lengths = [len(prompt) for prompt, _ in sequences]
-    results = serve(trace, lengths, policy, COSTS, Load(slots, drops="half"), range(len(sequences)))
-    for number, generation in enumerate(live):
+    order = longest_first(lengths)
+    results = serve(trace, lengths, policy, COSTS, Load(slots, drops="half"), order)
+    for number, generation in enumerate(live[text] for text in order):
         counts = generation.counts
         assert results.tokens[number] == counts.num_generated
         assert results.rounds[number] == counts.num_target_calls
@@ -62,22 +68,24 @@ def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots
         assert results.num_calls[number] == counts.num_draft_calls
 
 
-@pytest.mark.parametrize(("name", "slots"), [("prompt_lookup", 3), ("lookup_rate", 1), ("lookup_rate", 3)])
+@pytest.mark.parametrize(
+    ("name", "slots"), [("prompt_lookup", 3), ("lookup_rate", 1), ("lookup_rate", 3), ("batch_lookup_rate", 3)]
+)
 def test_copies_count_what_live_batches_of_a_target_alone_count(pair, recorded, tmp_path, name, slots):
     sequences, _ = recorded
     costs = COSTS.save(tmp_path / "costs.json")
     told = (
-        [f"policy.costs={costs}", f"policy.batch_size={slots}"] if name == "lookup_rate" else ["policy.num_drafted=3"]
+        ["policy.num_drafted=3"] if name == "prompt_lookup" else [f"policy.costs={costs}", f"policy.batch_size={slots}"]
     )
     alone = ModelPair(pair.target, tokenizer=pair.tokenizer)
     method = config.method(name, told).bind(alone)
     live = decode(alone, [prompt for prompt, _ in sequences], method, SAMPLING, batch_size=slots)
     copies = Copies(method.proposer, sequences, 10, SAMPLING.max_new_tokens, alone.ends(SAMPLING))
-    results = serve(
-        copies, [len(p) for p, _ in sequences], method.policy, COSTS, Load(slots, drops="half"), range(len(sequences))
-    )
+    lengths = [len(prompt) for prompt, _ in sequences]
+    order = longest_first(lengths)
+    results = serve(copies, lengths, method.policy, COSTS, Load(slots, drops="half"), order)
     assert results.num_drafted.sum() > 0 == results.forwards[0]
-    for number, generation in enumerate(live):
+    for number, generation in enumerate(live[text] for text in order):
         assert results.tokens[number] == generation.counts.num_generated
         assert results.rounds[number] == generation.counts.num_target_calls
         assert results.num_drafted[number] == generation.counts.num_drafted
