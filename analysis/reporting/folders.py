@@ -22,6 +22,7 @@ from toolkit.runs.stage import MANIFEST, read_manifest
 # Change no token; two are of older folders.
 TECHNICAL = ("_target_", "cuda_graphs", "self_check", "packed", "writable", "cpu_packing", "weight_check")
 OFF = {
+    "dtype": "float32",
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
@@ -75,9 +76,10 @@ class FolderGroup:
         return f"{models}, {settings}" if settings else models
 
     def called(self, content: str) -> str:
-        """The path or name that stood for a content in the command, if a manifest tells."""
+        """The name that stood for a content in the command, if a manifest tells; of a whole path its last two parts."""
         names = (name for folder in self.folders for name in _names_of(folder.manifest, content, 0))
-        return next(names, content)
+        name = next(names, content)
+        return "/".join(Path(name).parts[-2:]) if Path(name).is_absolute() else name
 
 
 def read_folder(path: Path) -> Folder:

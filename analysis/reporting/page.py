@@ -113,7 +113,7 @@ def build(spec: dict[str, Any], entity: str | None, project: str) -> Any:
     description = f"Made {origin['time']} from revision {origin['revision']}"
     blocks: list[Any] = [wr.TableOfContents()]
     for group in spec["groups"]:
-        blocks += [wr.H1(text=group["title"]), wr.P(text=group["headline"])]
+        blocks += [wr.H1(text=group["title"]), *([wr.P(text=group["headline"])] if group["headline"] else [])]
         for panel in group["panels"]:
             blocks += [wr.H2(text=panel["title"]), *_blocks(panel)]
         runs: list[Any] = [

@@ -140,6 +140,9 @@ def panels(folders: Sequence[Folder]) -> list[Panel]:
     heads = [(f, name, charts.reliability_chart(table, f"reliability of {name}")) for f, name, table in named]
     logged = ["val/reliability"] * len(heads)
     drawn.append(_panel("calibration", "Calibration of heads", "a trained head", heads, logged))
+    for folder, table in _held(folders, ("heads",), "predictors", ("method", "upper_bound_share", "domain")):
+        shown = frame_view("predictors", _shares(table))
+        drawn.append(Panel("predictors", "What predicts acceptance", table=shown, folders=[folder]))
     comparison = Panel(
         "comparison", "Comparison", "Missing: none of the folders is a comparison, a frontier or a sweep."
     )
@@ -154,11 +157,23 @@ def panels(folders: Sequence[Folder]) -> list[Panel]:
     return [*drawn, comparison]
 
 
+def _shares(table: pd.DataFrame) -> pd.DataFrame:
+    """Share of the way from the best fixed K to the upper bound, a column per domain; where a level was chosen, with it."""
+    ends = [table[f"upper_bound_share{end}"].map("{:.0%}".format) for end in ("", "_low", "_high")]
+    texts = ends[0] + " [" + ends[1] + ", " + ends[2] + "]"
+    lines = table.assign(share=texts)
+    return lines.pivot_table("share", "method", "domain", "first", sort=False).fillna("").reset_index()
+
+
 def _by_dataset(held: Any, draw: Draw) -> Iterator[tuple[Folder, str, dict[str, Any]]]:
     for folder, table in held:
         parts = table.groupby("dataset", sort=False) if "dataset" in table else [("", table)]
         for dataset, part in parts:
-            split = f" {part.split.iloc[0]}" if "split" in part and pd.notna(part.split.iloc[0]) else ""
+            split = (
+                f" {part.split.iloc[0]}"
+                if "split" in part and pd.notna(part.split.iloc[0]) and part.split.iloc[0]
+                else ""
+            )
             yield folder, str(dataset), draw(part, f"{dataset}{split}, {folder.path.name}")
 
 
@@ -173,12 +188,13 @@ def _panel(
 
 
 def headline(folders: Sequence[Folder]) -> str:
+    """The folders' result in one sentence; "" where there is none."""
     for stage, name, say in (("frontier", "frontier", _of_frontier), ("compare", "comparison", _of_comparison)):
         for folder in folders:
             table = folder.table(name) if folder.stage == stage else None
             if table is not None and len(table) and (sentence := say(table)):
                 return sentence
-    return "No frontier and no comparison among these folders: there is no result to put into one sentence."
+    return ""
 
 
 def _of_frontier(table: pd.DataFrame) -> str:

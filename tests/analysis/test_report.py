@@ -154,7 +154,25 @@ def test_runs_of_other_sampling_are_kept_apart(tmp_path):
     assert names == [["a", "c", "head"], ["b"], ["other"]]
     page = (run(tmp_path / "out", [tmp_path / "a", tmp_path / "b"]) / "report.html").read_text()
     assert "2 different pairs or sampling settings" in page
-    assert page.count('class="headline"') == 2
+    assert page.count('class="headline"') == 1, "neither has a result: that is said once"
+
+
+def test_titles_have_names_and_no_whole_paths_and_predictors_are_shown(tmp_path):
+    """Of a model in a folder the last two parts of its path; shares of the way, a column per domain."""
+    pair = {"target": "/data/models/target", "draft": "/data/runs/draft", "dtype": "float32"}
+    about = {"stage": "heads", "config": {"pair": pair, "sampling": {"temperature": 0.5}}}
+    write_manifest(tmp_path / "heads", about)
+    shares = [
+        ("statistics", "math", 0.5, 0.4, 0.6),
+        ("statistics", "code", 0.3, 0.2, 0.4),
+        ("a head", "math", 0.7, 0.6, 0.8),
+    ]
+    columns = ["method", "domain", "upper_bound_share", "upper_bound_share_low", "upper_bound_share_high"]
+    pd.DataFrame(shares, columns=columns).to_csv(tmp_path / "heads" / "predictors.csv", index=False)
+    page = (run(tmp_path / "out", [tmp_path / "heads"]) / "report.html").read_text()
+    assert "models/target with runs/draft, temperature=0.5" in page
+    shown = page[page.index("What predicts acceptance") :]
+    assert "50% [40%, 60%]" in shown and "70% [60%, 80%]" in shown
 
 
 def test_the_specification_becomes_a_wandb_report_without_a_server(made, inputs):
