@@ -1,12 +1,14 @@
 """Which setting to take at which batch size: chosen on one half of the prompts, reported on the other, with intervals.
 
 The setting that is fastest on the dev prompts is advised if the interval of its speed-up over autoregressive decoding lies
-above 1 there; otherwise not to draft. All reported figures come from the test prompts. Speed-ups are ratios of totals.
+above 1 there; otherwise not to draft. All reported figures come from the test prompts. Speed-ups are ratios of totals. The
+prompts are served again and again, until every slot has had QUEUE requests, so that a batch is as large as its size says.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ from analysis.tables.grid import PLAIN, Setting
 FIXED, LOOKUP = "speculative", "prompt_lookup"
 NO_DRAFT = "no draft model"  # how tables call the candidate whose methods need none
 GREEDY = dict.fromkeys(("draft_temperature=0", "draft_temperature=0.0"), "with greedy drafts")
+QUEUE = 16  # requests per slot: slots that run empty in the end are few
 DRAFTS = 0.1  # drafted tokens per round: a rule that drafts less is taken for autoregressive decoding
 Key = tuple[str, bool]  # method, greedy drafts
 
@@ -61,11 +64,13 @@ def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[
     best: dict[Key, tuple[Setting, RequestResults]] = {}
     for setting in candidate.recorded.settings:
         key = (setting.method, setting.parameters.get("draft_temperature") == 0)
-        results = candidate.recorded.serve(setting, load, candidate.dev)
+        results = candidate.recorded.serve(setting, load, queue(candidate.dev, load.slots))
         if key not in best or results.tokens_per_second > best[key][1].tokens_per_second:
             best[key] = (setting, results)
-    on_test = {key: candidate.recorded.serve(setting, load, candidate.test) for key, (setting, _) in best.items()}
-    on_dev = _speedups({key: results for key, (_, results) in best.items()}, bootstrap.interval)
+    test = queue(candidate.test, load.slots)
+    on_test = {key: candidate.recorded.serve(setting, load, test) for key, (setting, _) in best.items()}
+    dev_results = {key: results for key, (_, results) in best.items()}
+    on_dev = _speedups(dev_results, len(candidate.dev), bootstrap.interval)
     plain = best[PLAIN, False][1].tokens_per_second
     return [
         {
@@ -74,15 +79,21 @@ def _lines(candidate: Candidate, load: Load, bootstrap: Bootstrap) -> list[dict[
             "dev_times_plain": best[key][1].tokens_per_second / plain, "dev_speedup_low": on_dev[key]["speedup_low"],
             **figure, **on_test[key].figures(), "requests": len(candidate.test), "loses": figure["speedup_high"] < 1,
         }
-        for key, figure in _speedups(on_test, bootstrap.spread).items()
+        for key, figure in _speedups(on_test, len(candidate.test), bootstrap.spread).items()
     ]  # fmt: skip
 
 
+def queue(texts: Sequence[int], slots: int) -> list[int]:
+    """The texts in turn, each equally often: QUEUE requests per slot or more. One slot is never free: each text once."""
+    return list(texts) * (math.ceil(QUEUE * slots / len(texts)) if slots > 1 else 1)
+
+
 def _speedups(
-    results: Mapping[Key, RequestResults], ends_of: Callable[..., Sequence[Array]]
+    results: Mapping[Key, RequestResults], num_texts: int, ends_of: Callable[..., Sequence[Array]]
 ) -> dict[Key, dict[str, float]]:
-    """Speed-ups over autoregressive decoding and their ends, by `Bootstrap.interval` or `spread`."""
-    values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in results.values()], axis=1)
+    """Speed-ups over autoregressive decoding and their ends over texts, by `Bootstrap.interval` or `spread`."""
+    requests = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in results.values()], axis=1)
+    values = requests.reshape(-1, num_texts, requests.shape[1]).sum(0)  # a text's requests are one observation
     plain = list(results).index((PLAIN, False))
 
     def speedups(totals: Array) -> Array:

@@ -198,7 +198,7 @@ def of_requests(rng, n, bootstrap):
     for key, speed in (((PLAIN, False), 1.0), (("rate", False), 1.6)):
         seconds = tokens * busy * np.exp(rng.normal(0, 0.2, n)) / speed
         served[key] = SimpleNamespace(tokens=tokens, seconds=seconds)
-    return named(_speedups(served, bootstrap.spread)["rate", False], "speedup")
+    return named(_speedups(served, n, bootstrap.spread)["rate", False], "speedup")
 
 
 CASES = [  # at the smallest sizes, where intervals are worst; of fewer than 16 there are none

@@ -201,6 +201,16 @@ def test_what_does_not_surely_pay_is_notadvised():
     assert sure.method[advised(sure)] == "speculative"
 
 
+def test_a_batch_is_as_large_as_its_size_says_however_few_the_prompts_are(tmp_path):
+    """Eight prompts at batch size 16: the halves are served again and again, and each prompt counts once in the intervals."""
+    costs = LoadCost.ratio(0.3, 0.1).save(tmp_path / "costs.json")
+    words = [f"prompts.path={prompts_file(tmp_path, 8)}", "pair.draft=null", f"costs={costs}", "resamples=50"]
+    folder = advise.run(composed("advise", tmp_path, "batch_sizes=[1,16]", *words, "sampling.temperature=0"))
+    table = pd.read_csv(folder / "advice.csv")
+    assert (table[table.batch == 16].mean_batch > 14).all() and (table[table.batch == 1].mean_batch == 1).all()
+    assert (table.requests == 4).all()
+
+
 def test_modelled_costs():
     """Alone, a 70B model on one device reads 141 GB; in a large batch, arithmetic takes over."""
     costs = modelled(SHAPES["llama-70b"], SHAPES["llama-1b"], "h100", 1, [1, 256])
