@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolkit.costs.load import LoadCost
+from toolkit.decoding.batch import read_together
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
@@ -235,8 +236,8 @@ class _Server:
         """Seconds to read new prompts. width: tokens per row of the target forward.
 
         Serving engines pad nothing and read prompts beside decoded tokens: each adds what it adds to one row's forward pass,
-        whichever others join with it. In this package's loop (drops "half") all are as long as the longest: rows that join a
-        running batch read in forwards of their own; where all rows are new, the round's own forwards do it.
+        whichever others join with it. This package's loop (drops "half") pads prompts of similar length and reads them in
+        forwards of their own (`read_together`); where all rows are new and alike, the round's own forwards do it.
         """
         if not joined:
             return 0.0
@@ -244,11 +245,10 @@ class _Server:
         passes = ((self.costs.draft, 1), (self.costs.target, width))[0 if self.drafts else 1 :]
         if self.load.drops != "half":
             return sum(forward(1, 1.0 + length) - forward(1, 1.0) for forward, _ in passes for length in lengths)
-        rows, unread, seconds = len(self.slot), float(lengths.max()), 0.0
-        for forward, own in passes:
-            alone = len(joined) < rows
-            seconds += forward(len(joined), unread) if alone else forward(rows, own + unread) - forward(rows, own)
-        return seconds
+        rows, groups = len(self.slot), [lengths[group] for group in read_together(lengths.tolist())]
+        if len(groups) == 1 and len(joined) == rows:
+            return sum(forward(rows, own + float(lengths.max())) - forward(rows, own) for forward, own in passes)
+        return sum(forward(len(group), float(group.max())) for forward, _ in passes for group in groups)
 
     def _draft(self, starts: Tensor, state: State, busy: Tensor | None) -> tuple[Tensor, Tensor, State]:
         if isinstance(self.trace, Copies):

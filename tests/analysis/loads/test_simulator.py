@@ -134,6 +134,17 @@ def test_reading_prompts_costs_the_same_whichever_requests_join_together(recorde
     assert reading[0] == pytest.approx(reading[1]) == pytest.approx(sum(length - 1 for length in lengths) / 16)
 
 
+def test_this_packages_loop_pads_prompts_of_similar_length_alone(recorded):
+    """Two short prompts and a long one: two forward passes, as live batches read them; a token of a row takes a second."""
+    sequences, trace = recorded
+    grid = CostGrid((1.0, 3.0), (1.0, 1001.0), (0.0,), np.array([[[1.0], [1001.0]], [[3.0], [3003.0]]]))
+    lengths = [11, 13, 1000, *(len(prompt) for prompt, _ in sequences[3:])]
+    results = serve(
+        trace, lengths, Bounded(Fixed(1), 0, 0), LoadCost(grid, grid, "test"), Load(3, drops="half"), [0, 1, 2]
+    )
+    assert results.first.tolist() == pytest.approx([2 * 12 + 999 + 3] * 3)
+
+
 def test_plain_decoding_reads_no_prompt_with_the_draft(recorded):
     sequences, trace = recorded
     plain = Bounded(Fixed(1), 0, 0)
