@@ -16,6 +16,7 @@ from toolkit.costs.table import CostTable
 from toolkit.decoding import Method, PromptLookupProposer, Sampling, SuffixProposer, decode
 from toolkit.engine import TabularModel
 from toolkit.errors import InputError
+from toolkit.files.atomic import write_json
 from toolkit.stopping import Confidence, Fixed, Heuristic, LookupRate
 from toolkit.testing import llama_pair
 from toolkit.trace.copies import Copies
@@ -242,6 +243,15 @@ def test_an_estimator_fitted_to_texts_is_calibrated_and_survives_its_file(tmp_pa
     assert roc_auc_score(labels, estimates) > 0.55
     with pytest.raises(InputError, match="of which some agree"):
         match.fit(inputs, torch.ones(len(labels), dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    "weights", [None, "1234567", [0.1] * 6, [*[0.1] * 6, "x"], [*[0.1] * 6, float("nan")], [[]] * 7]
+)
+def test_a_match_file_without_its_weights_is_one_line(tmp_path, weights):
+    path = write_json(tmp_path / "match.json", {"inputs": list(match.INPUTS), "weights": weights})
+    with pytest.raises(InputError, match=r"^.*match.json: expected a bias and 6 weights, .*heads copies=.*writes one$"):
+        match.MatchEstimator(path=str(path)).bind(None)
 
 
 def test_policies_that_look_at_a_draft_are_refused():

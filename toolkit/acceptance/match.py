@@ -11,6 +11,7 @@ Shapes: B rows, n examples, F inputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ INPUTS = (
     "agreement * log occurrences",
     "log depth",
 )
+HINT = "python -m analysis.heads copies=RESPONSES writes one"
 # No text has been fitted to these: they only order matches as one would guess.
 UNTRAINED = (-4.0, 0.6, 0.0, 2.5, 0.3, 0.3, 0.3)  # bias and weights in the order of INPUTS
 
@@ -62,9 +64,15 @@ class MatchEstimator:
         content = parse_json_file(self.path)
         if not isinstance(content, dict) or content.get("inputs") != list(INPUTS):
             raise InputError(
-                f"{self.path} holds no estimator of copied tokens: expected the inputs {', '.join(INPUTS)}"
+                f"{self.path} holds no estimator of copied tokens: expected the inputs {', '.join(INPUTS)}: {HINT}"
             )
-        return replace(self, weights=tuple(map(float, content["weights"])))
+        weights: Any = content.get("weights")
+        numbers = isinstance(weights, list) and all(isinstance(value, int | float) for value in weights)
+        if not numbers or len(weights) != len(UNTRAINED) or not all(map(math.isfinite, weights)):
+            raise InputError(
+                f"{self.path}: expected a bias and {len(INPUTS)} weights, numbers all, got {weights}: {HINT}"
+            )
+        return replace(self, weights=tuple(map(float, weights)))
 
     def prob(self, match: Match, depth: Tensor | int) -> Tensor:
         """P(y_k accepted) of the match's shape, k = depth; 0 where nothing is copied."""
