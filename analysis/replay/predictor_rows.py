@@ -29,6 +29,7 @@ from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
 from analysis.tables.rows import COUNTS, Array
 from toolkit.acceptance import Confidence as ConfidenceEstimator
 from toolkit.acceptance import OnlineLogistic, PrereadHead, StatisticsEstimator
+from toolkit.acceptance.calibration.by_depth import ByDepth, Calibration
 from toolkit.acceptance.folder import scorer_with
 from toolkit.acceptance.online import RowLogistic
 from toolkit.acceptance.statistics import OUTPUTS
@@ -179,6 +180,10 @@ def without_level(trace: Trace, estimator: Any, cost_ratio: float) -> Array | No
     return by_rounds(trace, Bounded(Rate(estimator, cost_ratio), 1, trace.max_drafted)).per_text
 
 
-def with_calibration(estimator: Any, calibration: Any) -> Any:
-    """The estimator with another calibration; None for one that has none."""
-    return replace(estimator, calibration=calibration) if hasattr(estimator, "calibration") else None
+def with_calibration(estimator: Any, calibration: Calibration) -> Any:
+    """The estimator with a calibration of what it gives, after its own one; None for one that has none."""
+    if not hasattr(estimator, "calibration"):
+        return None
+    own = dict(estimator.calibration.outputs)
+    own |= {name: by_depth.after(own.get(name, ByDepth())) for name, by_depth in calibration.outputs.items()}
+    return replace(estimator, calibration=Calibration(own))

@@ -8,12 +8,13 @@ import torch
 
 from analysis.heads import run
 from analysis.replay.fit_samples import samples
-from analysis.replay.predictor_rows import PerfectConfidence, estimated, of_policy, online, untrained
+from analysis.replay.predictor_rows import PerfectConfidence, estimated, of_policy, online, untrained, with_calibration
 from analysis.tables.files import read_table
 from analysis.tables.grid import FIXED
 from data_gen import responses, traces
 from toolkit import ModelPair, config
-from toolkit.acceptance import OnlineLogistic
+from toolkit.acceptance import OnlineLogistic, StatisticsEstimator
+from toolkit.acceptance.calibration.by_depth import ByDepth, Calibration
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, OnlineRate, Rate
 from toolkit.trace.replay import by_rounds, carried
@@ -112,3 +113,17 @@ def test_the_table_by_the_public_command(tmp_path):
     depths = read_table(folder, "calibration")
     assert set(depths.depth) == {"all", "1", "2", "3"} and "statistics of instruct" in set(depths.method)
     assert "statistics of instruct" in (folder / "predictors.md").read_text()
+
+
+def test_a_second_calibration_is_of_what_the_first_gives():
+    """It is fitted to calibrated logits, so a head that has its calibration.json keeps it."""
+    first = Calibration({"drawn": ByDepth((2.0, 0.5), (1.0, -1.0)), "position": ByDepth((3.0,), (0.5,))})
+    second = Calibration({"drawn": ByDepth((0.5, 1.0, 2.0), (0.0, 0.3, -0.2)), "following": ByDepth((2.0,), (0.1,))})
+    mapped = with_calibration(StatisticsEstimator(calibration=first), second).calibration
+    logits = torch.linspace(-3, 3, 7, dtype=torch.float64)
+    for depth in (1, 2, 3, 5):
+        calibrated = first.prob("drawn", logits, depth).logit()
+        torch.testing.assert_close(mapped.prob("drawn", logits, depth), second.prob("drawn", calibrated, depth))
+        for name, alone in (("following", second), ("position", first)):
+            torch.testing.assert_close(mapped.prob(name, logits, depth), alone.prob(name, logits, depth))
+    assert with_calibration(PerfectConfidence(), second) is None

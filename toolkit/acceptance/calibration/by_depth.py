@@ -53,6 +53,12 @@ class ByDepth:
         rows = (depth - 1).clamp(0, last)
         return logits * logits.new_tensor(self.scales)[rows] + logits.new_tensor(self.shifts)[rows]
 
+    def after(self, first: ByDepth) -> ByDepth:
+        """What this map makes of the logits that `first` gives, as one map."""
+        depth = torch.arange(max(len(self.scales), len(first.scales))) + 1
+        shifts, sums = (self(first(torch.full(depth.shape, at).double(), depth), depth) for at in (0.0, 1.0))
+        return ByDepth(tuple((sums - shifts).tolist()), tuple(shifts.tolist()))
+
     @classmethod
     def fitted(cls, logits: Tensor, labels: Tensor, depth: Tensor) -> ByDepth:
         """The least log loss of labels [n] in [0, 1] at each of the depths [n] from 1, one after another."""
