@@ -220,5 +220,6 @@ def _of_comparison(table: pd.DataFrame) -> str:
     if "speedup" not in table or not table.speedup.notna().any():
         return ""
     best = table.loc[table.speedup.idxmax()]
-    speed = f"{interval_text(best, 'speedup', '{:.2f}')} times the baseline's speed"
+    measured = {**best, "prompts": best.groups}  # seconds are those of groups
+    speed = f"{interval_text(measured, 'speedup', '{:.2f}')} times the baseline's speed"
     return f"Fastest of {len(table)} settings: {setting_name(best.method, best.setting)}, {speed}."

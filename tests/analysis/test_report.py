@@ -15,7 +15,8 @@ from analysis import frontier, report
 from analysis.figures.method_styles import METHODS, look
 from analysis.reporting.charts import DARK
 from analysis.reporting.folders import grouped, read_folder
-from analysis.tables.files import DEFINITIONS
+from analysis.reporting.panels import headline
+from analysis.tables.files import DEFINITIONS, save_table
 from toolkit import config
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
@@ -140,6 +141,16 @@ def test_calibration_says_which_kind_of_head_it_is_of(tmp_path):
         tmp_path / "run" / "reliability.csv"
     )
     assert "reliability of run (PrereadHead)" in (run(tmp_path / "out", [tmp_path / "run"]) / "report.html").read_text()
+
+
+def test_the_speed_of_few_groups_is_told_with_a_range(tmp_path):
+    """Seconds are measured per group, so 64 prompts in eight groups have no interval."""
+    write_manifest(tmp_path / "run", {"stage": "compare"})
+    ends = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.6}
+    table = pd.DataFrame([{"method": "rate", "setting": "", "prompts": 64, "groups": 8, **ends}])
+    save_table(table, tmp_path / "run", "comparison")
+    sentence = headline([read_folder(tmp_path / "run")])
+    assert sentence.endswith("1.50 [1.40 to 1.60] times the baseline's speed.")
 
 
 def test_runs_of_other_sampling_are_kept_apart(tmp_path):

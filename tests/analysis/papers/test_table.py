@@ -52,6 +52,13 @@ def test_cells_are_the_chosen_lines_numbers_and_quotients(runs):
     assert "+experiment=mcsd_table1 pair=small" in page
 
 
+def test_a_figure_of_few_texts_has_a_range(tmp_path):
+    """Tables count prompts, or the texts of a recording."""
+    for name in ("prompts", "texts"):
+        save_table(LINES.assign(**{name: 8}), tmp_path, "lines")
+        assert Runs({"x": tmp_path}).cell({**CELL, "where": CHAIN}, "w").text() == "2.00 [1.50 to 2.50]"
+
+
 def test_the_mean_of_runs_a_line_like_another_one_any_value_and_an_empty_cell(runs):
     assert runs.cell({**CELL, "runs": ["x", "x"], "where": CHAIN}, "w").value == 2.0
     assert runs.cell({**CELL, "runs": ["x", "y"], "where": CHAIN}, "w").value is None
