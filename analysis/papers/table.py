@@ -221,7 +221,7 @@ class Runs:
             return Cell(value, form=form)
         ends = (name, f"{name}_low", f"{name}_high")
         value, low, high = ((float(line[end]) - less) * scale if end in line else None for end in ends)
-        prompts = line.get("prompts", line.get("texts", ENOUGH))
+        prompts = line.get(f"{name}_scored", line.get("prompts", line.get("texts", ENOUGH)))
         number = int(line.get("groups", ENOUGH) if name in measured_figures(0) else prompts)
         note = str(line[source["note"]]) if source.get("note") else ""
         return Cell(value, low, high, form, note, number=number)

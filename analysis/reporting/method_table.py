@@ -102,7 +102,10 @@ def table_of(
     cost_ratio: float,
     bootstrap: Bootstrap,
 ) -> pd.DataFrame:
-    """One line per setting. Each figure `x` comes with `x_low` and `x_high`; resamples have the same prompts for all."""
+    """One line per setting. Each figure `x` comes with `x_low` and `x_high`; resamples have the same prompts for all.
+
+    A metric comes with `x_scored`, too: of how many prompts, with any setting, it could score a text.
+    """
     names = [setting.name for setting in settings]
     lines = rows.groupby("name", sort=False).agg(
         method=("method", "first"), setting=("setting", "first"), group_size=("group_size", "first"),
@@ -120,6 +123,8 @@ def table_of(
 
             numbers = bootstrap.spread(values.reshape(len(values), -1), of_totals, scale)
             lines[name], lines[f"{name}_low"], lines[f"{name}_high"] = numbers
+            if name in metrics:
+                lines[f"{name}_scored"] = int(values.any(axis=(1, 2)).sum())
     return lines
 
 
@@ -187,7 +192,7 @@ def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: flo
             title = metrics[name].label if name in metrics else LABELS[name]
             title = f"{title} (c = {cost_ratio:g})" if name == "throughput" else title
             ends = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
-            numbers = table.groups if name in measured_figures(0) else table.prompts
+            numbers = table.groups if name in measured_figures(0) else table.get(f"{name}_scored", table.prompts)
             results[title] = [with_interval(*line, number) for line, number in zip(ends, numbers, strict=True)]
     results["cache, MiB"] = [f"{value:.2f}" for value in table.cache_mib]
     if table.failed.any():

@@ -6,11 +6,17 @@ import shutil
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import compare
+from analysis.quality.exact_match import ExactMatch
+from analysis.reporting import method_table
 from analysis.reporting.method_table import groups_to_choose_on
+from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
+from analysis.tables.grid import Setting
+from analysis.tables.rows import COUNTS
 from toolkit.config import compose
 from toolkit.costs.energy import Energy
 from toolkit.errors import InputError
@@ -87,6 +93,23 @@ class Metered:
     def __exit__(self, *_):
         self.windows += 1
         self.energy = Energy(12.0, 6.0, 0.5, "a fake")
+
+
+def test_the_ends_of_few_scored_prompts_are_a_range():
+    """Twenty prompts, one a group, of which ten could be scored."""
+    generator, settings, metrics = np.random.default_rng(0), [Setting("speculative")], {"exact": ExactMatch()}
+    prompts = pd.DataFrame(generator.integers(1, 9, (20, len(COUNTS))), columns=list(COUNTS))
+    prompts = prompts.assign(name="speculative", group=range(20), prompt=range(20), layers=0, widths=0)
+    prompts["exact.texts"] = np.repeat([0.0, 1.0], 10)
+    prompts["exact.score"] = prompts["exact.texts"] * (generator.random(20) < 0.5)
+    rows = prompts[["name", "group", *COUNTS]].assign(
+        method="speculative", setting="", group_size=1, prompts=1, failed=0, cache_bytes=0, target_runs=1,
+        seconds=generator.random(20), joules=np.nan, idle_joules=np.nan,
+    )  # fmt: skip
+    table = method_table.table_of(rows, prompts, settings, metrics, "speculative", 0.2, Bootstrap(50))
+    results = method_table.readable(table, metrics, 0.2)
+    assert table.exact_scored.tolist() == [10] and re.fullmatch(r"0\.\d+ \[0.* to 1.*\]", results["exact match"][0])
+    assert "," in results["tokens/s"][0]
 
 
 def test_joules_per_token_and_per_forward_of_a_batch(tmp_path, tiny_overrides, tiny_responses, monkeypatch):
