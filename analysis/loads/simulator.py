@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from toolkit.costs.load import LoadCost
+from toolkit.costs.load import CostGrid, LoadCost
 from toolkit.decoding.batch import read_together
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
@@ -113,7 +113,10 @@ def serve(
 
 @dataclass
 class _Server:
-    """Runs the batch. Of each slot: `slot`, its request (-1: free); `at`, where its next round starts."""
+    """Runs the batch. Of each slot: `slot`, its request (-1: free); `at`, where its next round starts; `unread`, by the draft.
+
+    As in live batches a draft reads nothing while no row drafts. If one does again, all rows catch up in its first forward.
+    """
 
     trace: Trace | Copies
     prompt_tokens: NDArray[np.int64]
@@ -139,7 +142,8 @@ class _Server:
             self.geometry = self.geometry.with_steps(trace)
         self.results = RequestResults(self.load.arrivals(len(self.requests)))
         self.slot: list[int] = []
-        self.at = np.zeros(0, dtype=np.int64)
+        self.at, self.unread = np.zeros((2, 0), dtype=np.int64)
+        self.drafting = True  # whether the last round had a draft forward
         self.state: State = policy.init(0, torch.device("cpu"))
         self.next, self.clock = 0, 0.0
         self.seconds: dict[tuple[Any, ...], float] = {}
@@ -162,14 +166,14 @@ class _Server:
                 joined.append(slot)
         while len(self.slot) < self.load.slots and self._waiting():
             self.slot.append(-1)
-            self.at = np.append(self.at, 0)
+            self.at, self.unread = np.append(self.at, 0), np.append(self.unread, 0)
             fresh = self.policy.init(1, torch.device("cpu"))
             self.state = {key: torch.cat([self.state[key], fresh[key]]) for key in fresh}
             self._join(len(self.slot) - 1)
             joined.append(len(self.slot) - 1)
         busy = [slot for slot, request in enumerate(self.slot) if request >= 0]
         if self.load.drops != "half" or 2 * len(busy) <= len(self.slot):
-            self.slot, self.at = [self.slot[slot] for slot in busy], self.at[busy]
+            self.slot, self.at, self.unread = [self.slot[slot] for slot in busy], self.at[busy], self.unread[busy]
             self.state = {key: value[busy] for key, value in self.state.items()}
             joined = [busy.index(slot) for slot in joined]
         return joined
@@ -182,6 +186,7 @@ class _Server:
         self.next += 1
         self.results.joined[request] = self.clock
         self.at[slot] = self.first_of[self.requests[request]]
+        self.unread[slot] = self.prompt_tokens[self.requests[request]] - 1
         self.state = with_fresh(self.policy, self.state, slot)
 
     def _round(self, joined: list[int]) -> None:
@@ -203,13 +208,17 @@ class _Server:
         contexts = self.prompt_tokens[sequences] + starts[busy] - self.first_of[sequences]
         context = float(contexts.max() if self.load.drops == "half" else contexts.mean())
         width = float(drafted.mean() if self.load.drops == "flattened" else drafted.max())
-        reading = self._reading(joined, width + 1)
-        seconds = self._seconds(len(self.slot), int(calls.max()), width, context)
+        reading, draft_forwards = self._reading(joined, width + 1), int(calls.max())
+        seconds = self._seconds(len(self.slot), draft_forwards, width, context)
+        if draft_forwards and self.unread[busy].any():
+            seconds += self._read(self.costs.draft, self.unread[busy], 1, together=True)
+        self.drafting = draft_forwards > 0
+        self.unread = np.where(self.drafting, 0, self.unread + produced)
         self.clock += reading + seconds
         results, who = self.results, request[busy]
         results.seconds[who] += seconds / len(who)
         results.seconds[request[joined]] += reading / max(len(joined), 1)
-        results.forwards = (results.forwards[0] + int(calls.max()), results.forwards[1] + 1)
+        results.forwards = (results.forwards[0] + draft_forwards, results.forwards[1] + 1)
         results.first[who] = np.where(results.tokens[who] == 0, self.clock, results.first[who])
         results.tokens[who] += produced[busy]
         results.rounds[who] += 1
@@ -241,14 +250,24 @@ class _Server:
         """
         if not joined:
             return 0.0
-        lengths = self.prompt_tokens[self.requests[np.array(self.slot)[joined]]] - 1
-        passes = ((self.costs.draft, 1), (self.costs.target, width))[0 if self.drafts else 1 :]
+        lengths, together = self.prompt_tokens[self.requests[np.array(self.slot)[joined]]] - 1, False
+        if self.load.drops == "half":
+            together = len(joined) == len(self.slot) and len(read_together(lengths.tolist())) == 1
+        seconds = self._read(self.costs.target, lengths, width, together)
+        if self.drafts and self.drafting and not together:
+            seconds += self._read(self.costs.draft, lengths, 1, together=False)
+            self.unread[joined] = 0
+        return seconds
+
+    def _read(self, forward: CostGrid, lengths: NDArray[np.int64], own: float, together: bool) -> float:
+        """Seconds in which a model reads tokens of several rows. together: in the round's own forward, over `own` tokens."""
         if self.load.drops != "half":
-            return sum(forward(1, 1.0 + length) - forward(1, 1.0) for forward, _ in passes for length in lengths)
-        rows, groups = len(self.slot), [lengths[group] for group in read_together(lengths.tolist())]
-        if len(groups) == 1 and len(joined) == rows:
-            return sum(forward(rows, own + float(lengths.max())) - forward(rows, own) for forward, own in passes)
-        return sum(forward(len(group), float(group.max())) for forward, _ in passes for group in groups)
+            return sum(forward(1, 1.0 + length) - forward(1, 1.0) for length in lengths)
+        rows = len(self.slot)
+        if together:
+            return forward(rows, own + float(lengths.max())) - forward(rows, own)
+        groups = [lengths[group] for group in read_together(lengths.tolist())]
+        return sum(forward(len(group), float(group.max())) for group in groups)
 
     def _draft(self, starts: Tensor, state: State, busy: Tensor | None) -> tuple[Tensor, Tensor, State]:
         if isinstance(self.trace, Copies):

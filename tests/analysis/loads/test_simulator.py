@@ -20,6 +20,7 @@ from toolkit.trace.copies import Copies
 from toolkit.trace.record import Recorder
 from toolkit.trace.replay import replay
 from toolkit.trace.score import named_scorers
+from toolkit.trace.steps import Geometry
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=24)
 
@@ -143,6 +144,36 @@ def test_this_packages_loop_pads_prompts_of_similar_length_alone(recorded):
         trace, lengths, Bounded(Fixed(1), 0, 0), LoadCost(grid, grid, "test"), Load(3, drops="half"), [0, 1, 2]
     )
     assert results.first.tolist() == pytest.approx([2 * 12 + 999 + 3] * 3)
+
+
+class Pausing(Fixed):
+    """Drafts in every third position alone."""
+
+    def begin(self, live, state):
+        return state, live & (torch.arange(len(live)) % 3 == 0)
+
+
+@pytest.mark.parametrize("drops", ["always", "half"])
+def test_a_draft_reads_nothing_while_no_row_drafts_and_catches_up(recorded, drops):
+    """One slot, text by text: what the draft has not read is read in its next forward pass; a token takes a second."""
+    sequences, trace = recorded
+    draft = CostGrid((1.0,), (1.0, 1001.0), (0.0,), np.array([[[1.0], [1001.0]]]))
+    target = CostGrid((1.0,), (1.0,), (0.0,), np.array([[[1e-9]]]))
+    policy, lengths = Bounded(Pausing(1), 0, 1), [len(prompt) for prompt, _ in sequences]
+    results = serve(trace, lengths, policy, LoadCost(draft, target, "test"), Load(1, drops=drops), [0, 1, 2])
+    geometry, expected, drafting = Geometry.of(trace), 0, True
+    for text in range(3):
+        position, end = trace.text_first[text : text + 2].tolist()
+        unread = lengths[text] - 1
+        if drafting and drops == "always":  # a live batch of new rows alone reads in the round's own forward pass
+            expected, unread = expected + unread, 0
+        while position < end:
+            drafting = position % 3 == 0 and int(geometry.room[position]) > 0
+            produced = 1 + (drafting and int(geometry.run[position]) > 0)
+            produced = min(produced, end - position)
+            expected += drafting * (1 + unread)
+            unread, position = 0 if drafting else unread + produced, position + produced
+    assert results.seconds.sum() == pytest.approx(expected)
 
 
 def test_plain_decoding_reads_no_prompt_with_the_draft(recorded):
