@@ -6,6 +6,7 @@ autoregressive decoding, need the responses alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,8 @@ class RecordedPair:
     def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> RequestResults:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace.
 
-        This package's loop (drops "half") takes the longest prompts first, an engine takes them as they come.
+        This package's loop (drops "half") takes the longest prompts of a call first, an engine takes them as they come. Texts
+        that come again are those of another call.
         """
         assert self.costs is not None, "costs are set before anything is simulated"
         method = self.context.methods[setting.name]
@@ -94,7 +96,9 @@ class RecordedPair:
             trace = self.recording.trace_for(setting)
         chosen = range(len(self.sequences)) if requests is None else requests
         if load.drops == "half":
-            chosen = sorted(chosen, key=lambda text: -self.prompt_tokens[text])
+            times = Counter[int]()
+            calls = [(times.update([text]) or times[text], text) for text in chosen]
+            chosen = [text for _, text in sorted(calls, key=lambda entry: (entry[0], -self.prompt_tokens[entry[1]]))]
         return serve(trace, self.prompt_tokens, bound.policy, self.costs[0], load, chosen)
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
