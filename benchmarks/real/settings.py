@@ -18,8 +18,7 @@ FITTED, SHIPPED_WEIGHTS = "rate, statistics", "rate, weights that ship"  # in ta
 SWEPT = {  # what the grid varies: its name in tables, and its key
     **dict.fromkeys((FIXED, "prompt_lookup"), ("K", "num_drafted")),
     **dict.fromkeys(("confidence", "specdec_pp"), ("h", "threshold")),
-    **dict.fromkeys(("rate", "online_rate"), ("cost_ratio", "cost_ratio")),
-    "best_source": ("acceptance", "acceptance"),
+    **dict.fromkeys(("rate", "online_rate", "best_source"), ("acceptance", "acceptance")),
 }
 
 
@@ -70,8 +69,9 @@ def grid_words(kind: str = "", chosen: dict[str, str] | None = None) -> list[str
     words = ["grid=real", *(["~grid.oracle"] if kind or chosen else [])]
     for name, head in (("specdec_pp", "acceptance"), ("rate", "preread")):
         words.append(f'grid.{name}.head=["{noted(f"{head}{kind}")}"]')
+    weighing = ("rate", "online_rate", "lookup_rate", "best_source")
+    words += [f'grid.{name}.policy.costs=["{noted(f"costs{kind}")}"]' for name in weighing]
     for name, estimator in (("lookup_rate", "estimator"), ("best_source", "copies")):
-        words.append(f'grid.{name}.policy.costs=["{noted(f"costs{kind}")}"]')
         words.append(f'grid.{name}.policy.{estimator}.path=["{noted("copies")}"]')
     if chosen is None and not kind:
         words.append(f'grid.rate.head=[null,"{noted("preread")}"]')
@@ -86,7 +86,7 @@ def method_of(name: str, temperature: int, batch_size: int) -> Any:
     """A method with the setting that replay chose."""
     words = {
         FIXED: ["policy.num_drafted={K}"],
-        "rate": ["policy.cost_ratio={cost_ratio}", f"max_drafted={DEEPEST}"],
+        "rate": [f"policy.costs={noted('costs')}", "policy.acceptance={acceptance}", f"max_drafted={DEEPEST}"],
         "lookup_rate": [f"policy.costs={noted('costs')}", f"policy.estimator.path={noted('copies')}"],
         "best_source": [
             f"policy.costs={noted('costs')}",
