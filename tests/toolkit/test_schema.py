@@ -440,3 +440,8 @@ def test_no_key_that_a_yaml_lacks_looks_like_one_that_it_has(group):
         if is_node(node):
             for key in set(classes.keys_of(node["_target_"]).keys) - set(node):
                 assert not classes.is_misspelt(key, node), f"{group}/{name}: {key}"
+
+
+def test_a_config_whose_name_no_file_can_have_is_unknown():
+    with pytest.raises(InputError, match="unknown config 'xxx"):
+        compose("x" * 300)

@@ -5,6 +5,7 @@ What has been composed is kept. A Hydra application that is running in this proc
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -60,6 +61,10 @@ def _composed(config_name: str, overrides: Sequence[str]) -> Any:
         raise
     except (HydraException, ValueError) as error:
         raise complaint(error, config_name, overrides) from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # of a config that no file can have
+            raise
+        raise unknown_name("config", config_name, choices(".")) from error
     except (TypeError, AttributeError, KeyError, AssertionError, RecursionError) as error:  # a choice that is no name
         odd = [word for word in overrides if choices(word.lstrip("+~").partition("=")[0].partition("@")[0])]
         raise InputError(
