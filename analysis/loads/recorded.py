@@ -96,9 +96,11 @@ class RecordedPair:
             trace = self.recording.trace_for(setting)
         chosen = range(len(self.sequences)) if requests is None else requests
         if load.drops == "half":
-            times = Counter[int]()
-            calls = [(times.update([text]) or times[text], text) for text in chosen]
-            chosen = [text for _, text in sorted(calls, key=lambda entry: (entry[0], -self.prompt_tokens[entry[1]]))]
+            calls, entries = Counter[int](), []
+            for text in chosen:
+                calls[text] += 1
+                entries.append((calls[text], -self.prompt_tokens[text], text))
+            chosen = [text for _, _, text in sorted(entries)]
         return serve(trace, self.prompt_tokens, bound.policy, self.costs[0], load, chosen)
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:

@@ -169,12 +169,9 @@ def _by_dataset(held: Any, draw: Draw) -> Iterator[tuple[Folder, str, dict[str, 
     for folder, table in held:
         parts = table.groupby("dataset", sort=False) if "dataset" in table else [("", table)]
         for dataset, part in parts:
-            split = (
-                f" {part.split.iloc[0]}"
-                if "split" in part and pd.notna(part.split.iloc[0]) and part.split.iloc[0]
-                else ""
-            )
-            yield folder, str(dataset), draw(part, f"{dataset}{split}, {folder.path.name}")
+            split = part.split.iloc[0] if "split" in part else ""
+            of_split = f" {split}" if split and pd.notna(split) else ""
+            yield folder, str(dataset), draw(part, f"{dataset}{of_split}, {folder.path.name}")
 
 
 def _panel(
