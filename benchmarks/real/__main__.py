@@ -5,7 +5,8 @@
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
     make real ARGS="train products"     train a draft here, beforehand: an hour. Then `make real`, which reads it; then
-    make real ARGS="eagle3 eagle3_sweeps"     a draft that reads the target's states, of the same responses: an hour or two
+    make real ARGS=eagle3               after that, a draft that reads the target's states, of the same responses: an hour more
+    make real OUT=real_mine ARGS="--draft FOLDER"     the same with another draft, into outputs/real_mine/
     python -m benchmarks.real live --data FOLDER [--draft FOLDER]    one step: every method as it comes, with measured costs;
                                   20 minutes, and no step before it; with the draft that ships, or another one
     python -m benchmarks.real --ship FOLDER    make benchmarks/real/draft/, of a run of toolkit.distill exports=[compact]
@@ -15,8 +16,7 @@ draft is in benchmarks/real/draft/, without the embeddings, which are the target
 instructions and GSM8K's training part, and chosen on a third part of them; Spec-Bench is reported.
 
 Steps: model, draft, heads, copies, costs, sweeps, live, agreements, llamacpp, calls, greedy, advice, page; and where they are
-named: train, products, eagle3, eagle3_sweeps. Each runs a public command, or decodes through the public entry, below
-outputs/real/.
+named: train, products, eagle3. Each runs a public command, or decodes through the public entry, below outputs/real/.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from toolkit import ModelPair
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
+from toolkit.models.draft_formats import is_eagle3
 from toolkit.runs.stage import read_manifest
 
 DEVICE = os.environ.get("DEVICE", "cpu")
-FOLDER = ROOT / "outputs" / ("real" if DEVICE == "cpu" else f"real_{DEVICE}")
+FOLDER = ROOT / "outputs" / os.environ.get("OUT", "real" if DEVICE == "cpu" else f"real_{DEVICE}")
 SHIPPED = Path(__file__).parent / "draft"
-EAGLE3 = "_eagle3"  # ends the notes of the draft that reads the target's states
 
 
 def stage(*words: str, line: str = "output: ", folder: Path = FOLDER) -> Path:
@@ -91,9 +91,14 @@ def target_words() -> list[str]:
     return [f"pair.target={weights()}", f"pair.device={DEVICE}"]
 
 
-def pair_words(kind: str = "") -> list[str]:
+def pair_words() -> list[str]:
     """The overrides that name target, device and draft."""
-    return [*target_words(), f"pair.draft={noted(f'draft{kind}')}"]
+    return [*target_words(), f"pair.draft={noted('draft')}"]
+
+
+def reads_target() -> bool:
+    """Whether the draft reads the target's states."""
+    return is_eagle3(noted("draft"))
 
 
 @cache

@@ -13,10 +13,9 @@ import pandas as pd
 from analysis.tables.bootstrap import Bootstrap, brackets
 from analysis.tables.files import markdown, read_table
 from analysis.tables.rows import COUNTS
-from analysis.tables.selection import load_rows
 from benchmarks.evidence import made_by
-from benchmarks.real.folder import EAGLE3, FOLDER, noted, rows_of
-from benchmarks.real.settings import FIXED, PLAIN, choices, priced, replayed
+from benchmarks.real.folder import FOLDER, noted, rows_of
+from benchmarks.real.settings import FIXED, PLAIN, choices, replayed
 from benchmarks.speed import summary
 from toolkit.costs.table import CostTable
 from toolkit.errors import InputError
@@ -38,9 +37,9 @@ def page() -> None:
     print(f"output: {FOLDER / 'index.md'}")
 
 
-def replay_table(temperature: int, kind: str = "") -> Iterator[str]:
+def replay_table(temperature: int) -> Iterator[str]:
     """One line per method with its chosen setting: rates, and tokens per target time with paired intervals."""
-    rows, chosen = replayed("test", temperature, kind), choices(temperature, kind)
+    rows, chosen = replayed("test", temperature), choices(temperature)
     category = {row["id"]: row["category"] for row in rows_of(FOLDER / "spec_bench.jsonl")}
     by_method = {
         method: rows[(rows.method == method) & (rows.setting == setting)].set_index("prompt")
@@ -155,9 +154,9 @@ def tables_of(*keys: str) -> Callable[[], list[str]]:
     return lines
 
 
-def alpha_table(kind: str = "") -> list[str]:
+def alpha_table() -> list[str]:
     """Validation alpha, by depth, over the tokens that a draft was trained on in its full training."""
-    run = Path(noted(f"draft{kind}")).parent
+    run = Path(noted("draft")).parent
     curve = pd.read_csv(run / "metrics.csv")
     names = ["val/cross_entropy", *(name for name in curve if name.startswith("val/alpha"))]
     curve = curve[curve["val/alpha"].notna()][["step", *names]]
@@ -180,28 +179,8 @@ def products_line() -> str:
     )
 
 
-def bound_table() -> list[str]:
-    """The best setting, in hindsight, of a fixed length and of the upper bound; tokens per target time with both drafts."""
-    lines = ["| draft | best fixed K | upper bound | gain |", "|---|---|---|---|"]
-    for kind in ("", EAGLE3):
-        rows = priced(load_rows([noted(f"bound{kind}")], "bound"), kind)
-        best = {}
-        for method, settings in rows.groupby("method"):
-            parts = [part.set_index("prompt")[[*COUNTS, "cost"]] for _, part in settings.groupby("setting")]
-            best[method] = max(parts, key=lambda part: speed_of(part.to_numpy(float).sum(0)))
-        fixed, bound = best[FIXED], best["upper_bound"].loc[best[FIXED].index]
-        gains = BOOTSTRAP.interval(
-            np.concatenate([bound, fixed], 1),
-            lambda totals: speed_of(totals[..., : len(COUNTS) + 1]) / speed_of(totals[..., len(COUNTS) + 1 :]) - 1,
-        )
-        speeds = [f"{speed_of(part.to_numpy(float).sum(0)):.3f}" for part in (fixed, bound)]
-        gain = "{:+.1%} [{:+.1%}, {:+.1%}]".format(*(float(x) for x in gains))
-        lines.append(f"| {kind.strip('_') or 'separate'} | {' | '.join(speeds)} | {gain} |")
-    return lines
-
-
-def agreement_table(temperatures: Sequence[int] = (0, 1), kind: str = "") -> list[str]:
-    tables = [read_table(Path(noted(f"agreement{T}{kind}")), "agreement").assign(T=T) for T in temperatures]
+def agreement_table() -> list[str]:
+    tables = [read_table(Path(noted(f"agreement{T}")), "agreement").assign(T=T) for T in (0, 1)]
     shown = ["T", "method", "setting", "prompts", "replayed", "live", "difference", "low", "high"]
     return [markdown(pd.concat(tables)[shown].round(3))]
 
@@ -251,8 +230,9 @@ def speed_of(totals: Any) -> Any:
 
 
 SECTIONS: dict[str, Callable[[], Any]] = {
-    "The draft": lambda: [*tables_of("shapes", "worth")(), "", *alpha_table()],
-    "What predicts acceptance": lambda: tables_of("predictors")(),
+    "Which draft, and what it is worth": tables_of("shapes", "worth"),
+    "The draft's training": alpha_table,
+    "What predicts acceptance": tables_of("predictors"),
     "Distillation beside bare matrix products": lambda: [products_line()],
     "By replay, T = 0": lambda: replay_table(0),
     "By replay, T = 1": lambda: replay_table(1),
@@ -264,10 +244,5 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "Replay beside live decoding": agreement_table,
     "CPU seconds of the first ten calls": calls_table,
     "Greedy texts beside those of transformers": greedy_table,
-    "Advice": lambda: tables_of("advice alone", "advice")(),
-    "A draft that reads the target's states": lambda: alpha_table(EAGLE3),
-    "A draft that reads the target's states, T = 0": lambda: replay_table(0, EAGLE3),
-    "A draft that reads the target's states, T = 1": lambda: replay_table(1, EAGLE3),
-    "Replay beside live decoding with it": lambda: agreement_table([1], EAGLE3),
-    "Both drafts, T = 1: what is left to a policy": bound_table,
+    "Advice": tables_of("advice alone", "advice"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.real.folder import FOLDER, note, noted, pair_words, stage, target_words
+from benchmarks.real.folder import FOLDER, note, noted, pair_words, reads_target, stage, target_words
 
 TOKENS = 48  # of a response that is reported
 COST_RATIO = 0.06  # of the draft, one layer of thirty (docs/results.md); columns are free in this table
@@ -27,27 +27,21 @@ def part_answers(part: str, temperature: int) -> Path:
     return answers(*PARTS[part], f"sampling.max_new_tokens={TOKENS}", f"sampling.temperature={temperature}")
 
 
-def recorded(responses: Path | str, max_drafted: int, *words: str, kind: str = "") -> Path:
+def recorded(responses: Path | str, max_drafted: int, *words: str) -> Path:
     """A recording of a draft on responses, with its states."""
     shared = [f"responses={responses}", f"max_drafted={max_drafted}", "hidden=true", "heads={}"]
-    return stage("data_gen.traces", *pair_words(kind), *shared, *words)
-
-
-def train_heads(kind: str = "") -> Path:
-    """Both heads of a draft, trained on a recording of the noted answers, which is returned."""
-    learn = recorded(noted("answers"), 6 if kind else 1, kind=kind)
-    for name in ("acceptance", "preread"):
-        run = stage("toolkit.train", f"model={name}_head", "data=traced", f"data.path={learn}", *pair_words(kind))
-        note(f"{name}{kind}", str(run / "head"))
-    return learn
+    return stage("data_gen.traces", *pair_words(), *shared, *words)
 
 
 def predictors() -> None:
     """Both heads and the table: levels chosen on training-side questions, reported on Spec-Bench, T = 0 and 1."""
-    learn, tables = train_heads(), {"tuning": "dev", "tests": "test"}
+    learn = recorded(noted("answers"), 6 if reads_target() else 1)  # its states differ from depth to depth
+    for name in ("acceptance", "preread"):
+        run = stage("toolkit.train", f"model={name}_head", "data=traced", f"data.path={learn}", *pair_words())
+        note(name, str(run / "head"))
     note("statistics", str(stage("analysis.heads", f"statistics=[{learn}]") / "statistics.json"))
     words = [f"statistics=[{learn}]", f"heads=[{noted('acceptance')},{noted('preread')}]", f"thresholds={LEVELS}"]
-    for key, part in tables.items():
+    for key, part in {"tuning": "dev", "tests": "test"}.items():
         traces = [
             f"{name}: {recorded(part_answers(part, temperature), 10, 'upper_bound=true')}"
             for temperature, name in DOMAINS.items()

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.tables.selection import load_rows
-from benchmarks.real.folder import noted
+from benchmarks.real.folder import noted, reads_target
 from toolkit import config
 from toolkit.costs.load import LoadCost
 
@@ -23,38 +23,33 @@ SWEPT = {  # what the grid varies: its name in tables, and its key
 
 
 @cache
-def replayed(part: str, temperature: int, kind: str = "") -> pd.DataFrame:
+def replayed(part: str, temperature: int) -> pd.DataFrame:
     """Rows of a sweep, with what each costs (`priced`); the rate rule without a head is a method of its own here."""
-    rows = priced(load_rows([noted(f"{part}{temperature}{kind}")], part), kind)
+    rows = priced(load_rows([noted(f"{part}{temperature}")], part))
     head, fitted = (rows.setting.str.contains(f"{name}=") for name in ("head", "statistics"))
     rows = rows[~(head & fitted)]  # the grid's product: statistics beside a head are not read
     rate = rows.method.eq("rate") & ~head
     return rows.assign(method=rows.method.mask(rate & fitted, FITTED).mask(rate & ~fitted, SHIPPED_WEIGHTS))
 
 
-def priced(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Rows with what each costs at the measured costs of batch 1, in target forward passes over one token.
-
-    The costs of widths are those of one measurement for all drafts, and a draft's those of its own.
-    """
-    costs, target = LoadCost.load(noted(f"costs{kind}")), LoadCost.load(noted("costs"))
+def priced(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what each costs at the measured costs of batch 1, in target forward passes over one token."""
+    costs = LoadCost.load(noted("costs"))
     draft_cost = costs.draft(1, 1, costs.middle) / costs.target(1, 1, costs.middle)
-    by_width = [target.target(1, width + 1, target.middle) / target.target(1, 1, target.middle) for width in range(40)]
+    by_width = [costs.target(1, width + 1, costs.middle) / costs.target(1, 1, costs.middle) for width in range(40)]
 
     def cost(row: Any) -> float:
         rounds = list(row.drafted_lengths)
-        if not sum(rounds):  # the upper bound's rounds are expectations
+        if not sum(rounds):  # the oracle's rounds are expectations
             return float(draft_cost * row.num_draft_calls + row.num_target_calls)
         return float(draft_cost * row.num_draft_calls + sum(n * by_width[k] for k, n in enumerate(rounds)))
 
     return rows.assign(cost=[cost(row) for row in rows.itertuples()])
 
 
-def choices(temperature: int, kind: str = "") -> dict[str, str]:
+def choices(temperature: int) -> dict[str, str]:
     """The setting of each method that makes most tokens per cost on training-side questions."""
-    sums = (
-        replayed("dev", temperature, kind).groupby(["method", "setting"], sort=False)[["num_generated", "cost"]].sum()
-    )
+    sums = replayed("dev", temperature).groupby(["method", "setting"], sort=False)[["num_generated", "cost"]].sum()
     best = (sums.num_generated / sums.cost).groupby("method", sort=False).idxmax()
     return dict(list(best))
 
@@ -64,16 +59,16 @@ def setting_of(chosen: dict[str, str], method: str) -> dict[str, str]:
     return dict(part.partition("=")[::2] for part in chosen[method].split())
 
 
-def grid_words(kind: str = "", chosen: dict[str, str] | None = None) -> list[str]:
+def grid_words(chosen: dict[str, str] | None = None) -> list[str]:
     """The overrides of a sweep's grid: all settings, or the chosen ones."""
-    words = ["grid=real", *(["~grid.oracle"] if kind or chosen else [])]
+    words = ["grid=real", *(["~grid.oracle"] if chosen or reads_target() else [])]
     for name, head in (("specdec_pp", "acceptance"), ("rate", "preread")):
-        words.append(f'grid.{name}.head=["{noted(f"{head}{kind}")}"]')
+        words.append(f'grid.{name}.head=["{noted(head)}"]')
     weighing = ("rate", "online_rate", "lookup_rate", "best_source")
-    words += [f'grid.{name}.policy.costs=["{noted(f"costs{kind}")}"]' for name in weighing]
+    words += [f'grid.{name}.policy.costs=["{noted("costs")}"]' for name in weighing]
     for name, estimator in (("lookup_rate", "estimator"), ("best_source", "copies")):
         words.append(f'grid.{name}.policy.{estimator}.path=["{noted("copies")}"]')
-    if chosen is None and not kind:
+    if chosen is None:
         words.append(f'grid.rate.head=[null,"{noted("preread")}"]')
         words.append(f'+grid.rate.policy.estimator.statistics=[null,"{noted("statistics")}"]')
     if chosen is not None:

