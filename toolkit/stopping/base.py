@@ -70,7 +70,7 @@ class StoppingPolicy:
 
         live  rows that may draft this round [B] bool: they hold a text, and it has room
         """
-        return state, torch.ones_like(live)
+        return state, live
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         """The new state after y_k is drawn, and whether to pay another draft forward pass [B]."""

@@ -167,6 +167,26 @@ def test_one_copy_in_a_large_batch_does_not_pay_for_the_others():
         assert policy.plan(match_of(rows), available, live, policy.init(8, CPU))[1].amax() == width
 
 
+def test_slots_without_a_text_count_for_nothing():
+    """Beside free slots, which the batch keeps until half of it is free, a row copies what it copies alone."""
+    text, lengths = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3], set()
+    for cost in (0.05, 0.1, 0.2, 0.4):
+        method = method_of(BatchLookupRate, most=4, column_cost=cost).bind(llama_pair())
+
+        def sent(texts, rooms, method=method):
+            context = DraftContext(
+                sequences=texts, sessions=[], unread=lambda _: None, limits=torch.tensor(rooms), room=rooms,
+                uniforms=torch.zeros(len(texts), 4), sampling=Sampling(), vocab_size=9, fit=None, seen=None, end_ids=(),
+            )  # fmt: skip
+            state = method.policy.init(len(texts), CPU)
+            return method.proposer.propose(context, method.policy, state)[0].num_drafted.tolist()
+
+        (alone,) = sent([text], [4])
+        assert sent([[5], text, [5], [5]], [0, 4, 0, 0]) == [0, alone, 0, 0]
+        lengths.add(alone)
+    assert len(lengths) > 2
+
+
 # -- exact together --------------------------------------------------------------------------------------------------------
 
 
