@@ -181,14 +181,14 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             )
         (start,) = trainer.validate(module, datamodule=data, verbose=False)  # also where the training goes on
         score_of(start, cfg.optimized_metric)  # its faults, before the training
-        if cfg.export:
-            epochs = float(checkpoint["epoch"]) if checkpoint else 0.0
+        if cfg.export and checkpoint is not None:
+            num_batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
         else:
             print("distill: the same line goes on after an interruption, and exports the best draft with export=true")
             trainer.fit(module, datamodule=data, ckpt_path=resumed.path)
-            epochs = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)
+            num_batches = trainer.fit_loop.total_batch_idx + 1
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
-        scores["tokens"] = round(data.states["train"].num_positions * epochs)
+        scores["tokens"] = round(data.states["train"].num_positions * num_batches / len(data.train_dataloader()))
         if trainer.is_global_zero:
             trained = module.draft.cpu().eval().requires_grad_(False)
             kept = kept_tokens(trained)

@@ -506,6 +506,8 @@ def test_an_interrupted_run_exports_its_best_draft_and_goes_on(run, monkeypatch)
             run("cut", *words)
     folder = run("cut", *words, "export=true")
     assert load_draft(folder / "draft").config.num_hidden_layers == 1
+    card = (folder / "draft" / "README.md").read_text(encoding="utf-8")
+    assert f"| tokens | {scores(expected)['tokens'] // 2:,} in all epochs |" in card  # two epochs of four
     assert not (folder / "metrics.json").exists()
     assert math.isnan(distill.score(compose("distill", ["responses=x"]), folder))  # what the command returns
     assert same_weights(run("cut", *words), expected)
