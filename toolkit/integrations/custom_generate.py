@@ -15,7 +15,6 @@ by name: beams, guidance, processors and criteria of one's own. Written for tran
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,14 +151,13 @@ def generate(model: Any, streamer: Any = None, tokenizer: Any = None, **argument
 
     Arguments are those of `model.generate`, and `custom_generate`'s own.
     """
-    stops = [*_strings(arguments.pop("stop", ())), *_strings(arguments.pop("stop_strings", None) or ())]
     settings = arguments.get("generation_config") or model.generation_config
-    if settings.stop_strings:  # transformers would look for a tokenizer
-        stops += _strings(settings.stop_strings)
-        arguments["generation_config"] = copy.deepcopy(settings)
-        arguments["generation_config"].stop_strings = None
+    configured = settings.stop_strings or model.generation_config.stop_strings
+    named = arguments.get("stop_strings", configured)
+    if named or configured:  # transformers would look for a tokenizer
+        arguments["stop_strings"] = None
+    stops = [*_strings(arguments.pop("stop", ())), *_strings(named or ())]
     function = functools.partial(custom_generate, streamer=streamer, text_tokenizer=tokenizer, stop=stops)
-    arguments = {name: value for name, value in arguments.items() if value is not None}
     return model.generate(custom_generate=function, **arguments)
 
 

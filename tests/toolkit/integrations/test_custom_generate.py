@@ -17,7 +17,7 @@ from toolkit import ModelPair
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.distillation.drafts import export
 from toolkit.errors import InputError
-from toolkit.integrations.custom_generate import pair_of
+from toolkit.integrations.custom_generate import generate, pair_of
 from toolkit.integrations.transformers import custom_generate
 from toolkit.models.pair import resolve
 from toolkit.testing import tiny_llama
@@ -137,6 +137,28 @@ def test_an_exported_folder_streams_and_stops_at_strings(target, inputs, tmp_pat
     ).read_text()
     with pytest.raises((queue.Empty, StopIteration)):
         next(streamer)
+
+
+def test_what_a_call_of_a_folder_names_precedes_the_config(target, inputs):
+    """None as in transformers: no end of text, no stop strings of the config."""
+    tokenizer, target = AutoTokenizer.from_pretrained(resolve("toy/target")), copy.copy(target)
+    ids = inputs["left"].input_ids[:1][:, inputs["left"].attention_mask[0] == 1]
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 24,
+        "pad_token_id": 0,
+        "tokenizer": tokenizer,
+        "eos_token_id": None,
+    }
+    text = tokenizer.decode(target.generate(ids, **options)[0, ids.shape[1] :])
+    target.generation_config = copy.deepcopy(target.generation_config)
+    target.generation_config.stop_strings = [text[3:6]]
+    lengths = set()
+    for more in ({"stop_strings": None}, {"stop_strings": [text[9:12]]}, {}):
+        own = target.generate(ids, **options, **more)
+        assert generate(target, inputs=ids, **options, **more, method="prompt_lookup").tolist() == own.tolist()
+        lengths.add(own.shape[1])
+    assert len(lengths) == 3 and max(lengths) == ids.shape[1] + 24
 
 
 @pytest.mark.parametrize(
