@@ -291,6 +291,19 @@ def test_the_budget_is_what_paid_in_earlier_rounds():
     assert budget_policy(most=3, cost_ratio=2.0).begin(live, policy.init(2, live.device))[1].tolist() == [False, False]
 
 
+def test_slots_without_a_text_have_no_context():
+    """Columns cost more after longer texts: free slots, which hold a token, leave the budget as it is without them."""
+    table = CostTable(2, (1, 4), (0, 1000), ((1.0, 1.0), (1.0, 2.8)), (0.05, 0.05))
+    policy = budget_policy(most=3, costs=table, cost_ratio=None, column_cost=None)
+    live, budgets = torch.tensor([True, True, False, False]), []
+    for rows in (2, 4):
+        state = {**policy.init(rows, live.device), "context": torch.tensor([600.0, 400.0, 1.0, 1.0])[:rows]}
+        state, going = policy.begin(live[:rows], state)
+        assert going.tolist() == live[:rows].tolist()
+        budgets.append(state["budget"][0].item())
+    assert budgets == [4, 4]  # a column costs .3
+
+
 # -- what a block costs -----------------------------------------------------------------------------------------------
 
 

@@ -59,6 +59,9 @@ class BlockBudget(BlockDraftRate):
         means = (state["before"] + self.evidence * powers) / (state["blocks"] + self.evidence).unsqueeze(1)
         possible = torch.where(live.unsqueeze(1), means, -torch.inf)
         ranked, rows = possible.flatten().sort(descending=True).values, live.sum().clamp(min=1)
+        if "context" in state:
+            mean = torch.where(live, state["context"], 0.0).sum() / rows
+            state = {**state, "context": mean.expand(len(live))}
         rate = torch.where(live, state["tokens"] / state["cost"], 0.0).sum() / rows
         numbers = torch.arange(1, len(ranked) + 1, device=live.device)
         net, best = (ranked.cumsum(0) / rows - rate * self._read(numbers / rows, state)).max(0)
@@ -96,7 +99,7 @@ class BlockBudget(BlockDraftRate):
         }
 
     def _read(self, widths: Tensor, state: State) -> Tensor:
-        """C of so many drafted tokens per row [n], linear between whole ones; rows' contexts count by their mean."""
+        """C of so many drafted tokens per row [n], linear between whole ones, at the live rows' mean context."""
         read = torch.nn.functional.pad(self.prices_at(state).columns.mean(0).cumsum(0), (1, 0))
         low = widths.long().clamp(max=len(read) - 2)
         return read[low] + (widths - low) * (read[low + 1] - read[low])
