@@ -79,7 +79,7 @@ def run(cfg: commands.Compare) -> Path:
     errors = [g["error"] for part in loaded for record in part["settings"].values() for g in record["generations"]]
     failed = [error for error in errors if error is not None]
     check_some_done(len(failed), len(errors), failed[0] if failed else None, stage.folder)
-    rows, prompt_rows, unscored = method_table.group_rows(loaded, settings, groups, context, metrics)
+    rows, prompt_rows, unscored = method_table.group_rows(loaded, settings, groups, context, metrics, dev)
     save_table(rows, stage.folder, "rows")
     save_table(prompt_rows, stage.folder, "prompts")
     table = _table(rows, prompt_rows, settings, context, metrics, dev, cfg)

@@ -76,7 +76,7 @@ def regress(cfg: commands.Timing) -> Path:
 
 
 def _show(stage: Stage) -> Path:
-    counted = stage.manifest["num_prompts"] - stage.manifest["config"]["warm_up"]
+    counted = read_table(stage.folder, "responses").prompt.nunique()
     title = f"seconds per forward pass, {counted} prompts, batch 1"
     show(read_table(stage.folder, "timing"), title, stage.folder / "timing.csv")
     if stage.manifest["config"].get("batch_sizes"):

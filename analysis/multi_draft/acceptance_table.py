@@ -108,7 +108,7 @@ def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataF
 def readable_shapes(table: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for method, rows in table.groupby("method", sort=False):
-        by_shape = {row.k_config: interval_text(row, "block_efficiency", "{:.3f}") for _, row in rows.iterrows()}
+        by_shape = {row.setting: interval_text(row, "block_efficiency", "{:.3f}") for _, row in rows.iterrows()}
         lines.append({"method": plots.label(str(method)), **by_shape})
     return pd.DataFrame(lines)
 

@@ -25,7 +25,7 @@ from analysis.multi_draft.target_texts import MethodRule, TargetText, Walk, alph
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show, show_page
 from analysis.tables.rows import labels
-from analysis.tables.selection import check_comparable, load_rows
+from analysis.tables.selection import as_one_part, check_comparable, load_rows
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
@@ -43,7 +43,7 @@ def measure_acceptance(cfg: commands.Acceptance) -> Path:
     """Measure every rule along the texts; returns the output folder."""
     cost = TreeCost.of(*(getattr(cfg, name) for name in COSTS))
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None
+    trees = as_one_part(load_rows(plain(cfg.sweeps), "sweeps")) if cfg.sweeps else None
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
     others = [read_table(folder, "sums") for folder in plain(cfg.join)]
     names = [_dataset(cfg), *(str(name) for frame in others for name in frame.dataset.unique())]

@@ -125,13 +125,16 @@ class TargetText:
 
 @dataclass(frozen=True)
 class MethodRule:
-    """A method's rule and scheme. sources: of independent candidates, draft model and temperature (None: the walk's)."""
+    """A method's rule and scheme.
+
+    sources  draft model and temperature (None: the walk's) of each independent candidate, or of all
+    """
 
     method: str
     rule: SelectionRule
     scheme: str
     key: str
-    sources: tuple[tuple[int, float | None], ...] = ()
+    sources: tuple[tuple[int, float | None], ...]
 
     @classmethod
     def of(
@@ -150,25 +153,26 @@ class MethodRule:
             built = built.at(sampling)
         rule, scheme = built.rule, built.proposer.scheme
         parts = [contents_of(settings).identity["rule"], scheme]
-        sources: tuple[tuple[int, float | None], ...] = ()
-        if scheme == "independent":
-            sources = tuple(built.proposer.sources(num_drafts))
+        temperature = built.draft_temperature
+        drawn_from = built.proposer.sources(num_drafts) if scheme == "independent" else [(0, None)]
+        sources = tuple((draft, temperature if own is None else own) for draft, own in drawn_from)
+        if scheme == "independent" or temperature is not None:
             parts.append(sources)
         return cls(method, rule, scheme, content_hash(parts), sources)
 
     @property
     def num_models(self) -> int:
-        return 1 + max((draft for draft, _ in self.sources), default=0)
+        return 1 + max(draft for draft, _ in self.sources)
 
     def draft_side(self, reading: Reading, temperature: float | None, num_drafts: int) -> Tensor:
         """What K candidates are drawn from, for `expected_acceptance`. temperature: of drafts without one of their own."""
         if self.scheme == "top_k":
             return reading.draft_logits[0]
-        if not self.sources:
-            return reading.draft_probs(temperature)
         probs = [
             reading.draft_probs(temperature if own is None else own, draft) for draft, own in self.sources[:num_drafts]
         ]
+        if self.scheme != "independent":
+            return probs[0]
         return torch.stack([probs[k % len(probs)] for k in range(num_drafts)], -2)
 
 

@@ -54,7 +54,8 @@ def solve_prices(cfg: commands.Timing) -> Path:
         line = {"c": c, "lambda": solved.price, "lambda c": solved.price * c, "tokens per target time": solved.rate}
         line |= {"rounds at the bound": solved.replayed.lengths[-1] / solved.replayed.lengths.sum()}
         line |= {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}
-        lines.append({**line, "override": _override(candidate.head, c, solved.price)})
+        bounds_of_rounds = f"method.min_drafted={cfg.min_drafted} method.max_drafted={trace.max_drafted}"
+        lines.append({**line, "override": f"{_override(candidate.head, c, solved.price)} {bounds_of_rounds}"})
     table = pd.DataFrame(lines)
     save_table(table, stage.folder, "prices")
     title, rounded = f"{candidate.name} on {trace.num_texts} texts of {folder.name}", table.round(4)

@@ -47,8 +47,13 @@ def group_rows(
     groups: Sequence[range],
     context: SweepContext,
     metrics: Mapping[str, Metric],
+    dev: Sequence[int] = (),
 ) -> tuple[pd.DataFrame, pd.DataFrame, Unscored]:
-    """One line per setting and group, one per setting and prompt, and the texts that metrics could not score."""
+    """One line per setting and group, one per setting and prompt, and the texts that metrics could not score.
+
+    dev  groups that are not reported: their texts are left out of the last
+    """
+    reported = [prompt for number, group in enumerate(groups) if number not in dev for prompt in group]
     rows: list[dict[str, Any]] = []
     prompt_rows: list[dict[str, Any]] = []
     unscored: Unscored = {}
@@ -68,7 +73,7 @@ def group_rows(
         scores = {name: metric.measure(prompts, flat, context.pair) for name, metric in metrics.items()}
         tables = {name: counted(metric, scores[name]) for name, metric in metrics.items()}
         for name, metric_scores in scores.items():
-            if reasons := Counter(score.reason for score in metric_scores if score.counts is None):
+            if reasons := Counter(metric_scores[i].reason for i in reported if metric_scores[i].counts is None):
                 unscored.setdefault(name, {})[setting.name] = dict(reasons.most_common())
         for number, (measurement, texts) in enumerate(zip(measured, generations, strict=True)):
             row: dict[str, Any] = {"method": setting.method, "setting": setting.label, "name": setting.name}

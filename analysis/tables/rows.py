@@ -108,7 +108,10 @@ def at_cost(table: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> p
 
 
 def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Array:
-    """`metrics.throughput` of counts [..., len(COUNTS)]. node_cost: in target passes, of a drafted token beyond one per draft call."""
+    """`metrics.throughput` of counts [..., len(COUNTS)].
+
+    node_cost  in target passes, of a drafted token beyond one per draft call
+    """
     names = ("num_generated", "num_draft_calls", "num_target_calls", "num_drafted")
     produced, draft_calls, target_calls, drafted = (counts[..., COUNTS.index(name)] for name in names)
     beyond = np.maximum(drafted - draft_calls, 0.0)

@@ -11,7 +11,6 @@ import pandas as pd
 from analysis.tables.files import read_table
 from analysis.tables.grid import PER_PROMPT, REFERENCES
 from analysis.tables.rows import COUNTS, SETTING, at_cost
-from toolkit import metrics
 from toolkit.errors import InputError, unknown_name
 from toolkit.runs.stage import MANIFEST, read_manifest
 
@@ -177,8 +176,8 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
     return choice
 
 
-def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.DataFrame:
-    """The cheapest setting's row on every prompt, with hindsight: settings must be replayed on the same texts."""
+def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
+    """The fastest setting's row on every prompt, with hindsight: settings must be replayed on the same texts."""
     of_method = rows[rows.method == method].reset_index(drop=True)
-    cost = metrics.cost(of_method.num_draft_calls, of_method.num_target_calls, cost_ratio)
-    return of_method.loc[cost.groupby(of_method.prompt, sort=False).idxmin()].assign(method=PER_PROMPT, setting="")
+    best = at_cost(of_method, cost_ratio, node_cost).groupby("prompt", sort=False).throughput.idxmax()
+    return of_method.loc[best].assign(method=PER_PROMPT, setting="")

@@ -146,7 +146,7 @@ def compare(
             f"{', '.join(sorted(choice))}"
         )
     if hindsight:
-        test = pd.concat([test, best_per_prompt(test, baseline, cost.ratio)], ignore_index=True)
+        test = pd.concat([test, best_per_prompt(test, baseline, cost.ratio, cost.node)], ignore_index=True)
         choice = {**choice, PER_PROMPT: ""}
     choice = dict(sorted(choice.items(), key=lambda entry: _rank(entry[0])))
     prompts = list(dict.fromkeys(test.prompt))  # the same prompt in each line of [prompts, methods, counts]
@@ -191,7 +191,8 @@ def over_costs(
         choice = choose(dev_totals, test_totals, cost_ratio, dataset, node_cost)
         table = _chosen(test_totals, choice)
         if hindsight is not None:
-            table = pd.concat([table, totals(best_per_prompt(test, hindsight, cost_ratio))], ignore_index=True)
+            per_prompt = best_per_prompt(test, hindsight, cost_ratio, node_cost)
+            table = pd.concat([table, totals(per_prompt)], ignore_index=True)
         throughputs = rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio, node_cost)
         line = table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=throughputs)
         lines.append(line)

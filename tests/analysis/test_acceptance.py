@@ -15,6 +15,7 @@ from analysis.multi_draft.acceptance_table import (
     advise,
     as_sentence,
     block_efficiency_table,
+    readable_shapes,
 )
 from analysis.multi_draft.target_texts import TargetText, expected_acceptance, optima, spread_uniforms
 from analysis.tables.bootstrap import Bootstrap
@@ -197,6 +198,17 @@ def test_candidates_come_from_the_drafts_in_turn(tmp_path):
     assert (rows.accepted <= rows.optimum + 0.1).all()
 
 
+@pytest.mark.parametrize("more", [[], ["proposer.scheme=independent"]])
+def test_a_methods_own_draft_temperature_is_that_of_its_candidates(tmp_path, more):
+    """As in decoding: it goes before the temperature of the walk."""
+    pair, words = config.instantiate(PAIR), {"folder": tmp_path, "draws": 4}
+    own, _ = walked(
+        pair, ["specinfer"], [1, 2], overrides=["draft_temperature=3", *more], draft_temperature=0.5, **words
+    )
+    expected, _ = walked(pair, ["specinfer"], [1, 2], overrides=more, draft_temperature=3, **words)
+    pd.testing.assert_frame_equal(own, expected)
+
+
 def test_overrides_of_the_command_reach_every_method(tmp_path):
     changes = {"methods": ["importance"], "num_drafts": [4], "draws": 16}
     few, many = (
@@ -274,6 +286,14 @@ def test_finished_parts_are_kept_and_more_methods_go_on(tmp_path, monkeypatch):
 def test_the_batch_size_does_not_change_the_results(folder, tmp_path):
     other = acceptance.run(acceptance_config(tmp_path, batch_size=3))
     pd.testing.assert_frame_equal(read_table(other, "sums"), read_table(folder, "sums"))
+
+
+def test_every_setting_of_a_shape_is_shown():
+    values = {"block_efficiency": [2.0, 3.0], "block_efficiency_low": [1.0, 2.0], "block_efficiency_high": [4.0, 5.0]}
+    settings = ["k=2x1 alphabet=10", "k=2x1 alphabet=40"]
+    lines = pd.DataFrame({"method": "importance", "k_config": "2x1", "setting": settings, "prompts": 20, **values})
+    (shown,) = readable_shapes(lines).to_dict("records")
+    assert [shown[setting] for setting in settings] == ["2.000 [1.000, 4.000]", "3.000 [2.000, 5.000]"]
 
 
 def test_data_sets_are_joined_and_sweeps_give_block_efficiency(folder, tmp_path, capsys):

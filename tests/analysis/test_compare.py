@@ -205,6 +205,9 @@ def test_settings_can_be_chosen_on_groups_that_are_not_reported(compared, tmp_pa
         assert line.dev_tokens_per_second == pytest.approx(chosen_on.num_generated.sum() / chosen_on.seconds.sum())
         assert line.num_generated == of_line[~of_line.group.isin(dev)].num_generated.sum()
     assert "dev_tokens_per_second" not in whole
+    compare.run(config(copy, tiny_overrides, tiny_responses, "dev_share=.34", "metrics=[exact_match]"))
+    unscored = json.loads((copy / "manifest.json").read_text())["unscored"]["exact_match"]["autoregressive"]
+    assert sum(unscored.values()) == table.prompts[0] < whole.prompts[0], "texts of the reported groups"
     with pytest.raises(InputError, match="dev_share"):
         groups_to_choose_on(3, 0.1, 0)
     assert groups_to_choose_on(3, 0, 0) == []

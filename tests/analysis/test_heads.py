@@ -195,7 +195,7 @@ def test_prices_are_worth_what_the_table_says(kind, method, ratios, recorded, fo
     for line in lines:
         name, *overrides = (word.removeprefix("method") for word in line["override"].split())
         assert name == f"={method}"
-        words = [*(word.removeprefix(".") for word in overrides), "min_drafted=1", f"max_drafted={MAX}"]
+        words = [word.removeprefix(".") for word in overrides]
         policy = config.method(method, words, head).bind(pair).policy
         reached = throughput(replay(trace, policy).total, line["c"])
         assert reached == pytest.approx(line["tokens per target time"], rel=1e-3)

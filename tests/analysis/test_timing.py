@@ -24,8 +24,9 @@ def test_noise_lowers_the_share_that_counts_explain():
     assert r2 == pytest.approx(0.5, abs=0.08)
 
 
-def test_the_command_writes_its_tables(tiny_overrides, tmp_path):
+def test_the_command_writes_its_tables(tiny_overrides, tmp_path, capsys):
     lines = [f'{{"id": {i}, "prompt": "the cat and {i}"}}\n' for i in range(5)]
+    lines.append(f'{{"id": 5, "prompt": "{"the cat and " * 400}"}}\n')  # beyond the context: it fails
     (tmp_path / "prompts.jsonl").write_text("".join(lines))
     options = [
         *tiny_overrides, "prompts=jsonl", f"prompts.path={tmp_path}/prompts.jsonl", "num_drafted=[1,3]", "warm_up=1",
@@ -33,6 +34,7 @@ def test_the_command_writes_its_tables(tiny_overrides, tmp_path):
     ]  # fmt: skip
     folder = timing.run(compose("timing", options))
     responses = pd.read_csv(folder / "responses.csv")
+    assert "seconds per forward pass, 4 prompts, batch 1" in capsys.readouterr().out
     assert len(responses) == 4 * 4 and set(responses.way) == {"target alone", "draft alone", "K=1", "K=3"}
     assert (responses.wall_seconds > responses.seconds).all() and (responses.seconds > 0).all()
     alone = responses[responses.way.str.contains("alone")]
@@ -43,7 +45,7 @@ def test_the_command_writes_its_tables(tiny_overrides, tmp_path):
     assert folder.name == "t" and table.loc["forward passes, 3 drafted", "t_target"] > 0
     assert (folder / "timing.png").stat().st_size > 1000
     with pytest.raises(InputError, match="more prompts than warm_up"):
-        timing.run(compose("timing", [*options, "warm_up=5", f"paths.output_dir={tmp_path}/u"]))
+        timing.run(compose("timing", [*options, "warm_up=6", f"paths.output_dir={tmp_path}/u"]))
 
 
 def test_a_draft_that_reads_the_targets_states_is_timed_beside_it(tiny_pair, tmp_path):

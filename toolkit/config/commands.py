@@ -487,7 +487,9 @@ class Frontier(Command, Intervals, Tracked):
     test: Annotated[Inputs, "the same data sets, other prompts; null: half of dev's prompts"] | None = None
     apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"] = []
     cost_ratio: CostRatio = 0.2
-    node_cost: Annotated[Amount, "a drafted token beyond one per draft forward (of trees, copies, block drafts), in target forwards"] = 0.0
+    node_cost: Annotated[
+        Amount, "a drafted token beyond one per draft forward (of trees, copies, block drafts), in target forwards"
+    ] = 0.0
     draft_seconds: (
         Annotated[Seconds, "seconds of a draft forward; with target_seconds it replaces cost_ratio"] | None
     ) = None

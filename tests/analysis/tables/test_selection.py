@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis.tables.rows import COUNTS, settings_table, sweep_scalars, throughput, totals, undominated
-from analysis.tables.selection import choose, comparable, unseen
+from analysis.tables.selection import best_per_prompt, choose, comparable, unseen
 from analysis.tables.standing import Cost
 from toolkit.errors import InputError
 
@@ -103,3 +103,12 @@ def test_nodes_beyond_one_per_draft_forward_cost_where_they_are_priced():
     assert priced.tolist() == pytest.approx([2.0, 12 / (4 + 2 + 0.05 * 32)])
     with pytest.raises(InputError, match="node_cost: expected a number of at least 0"):
         Cost.of(0.2, None, None, -1.0)
+
+
+def test_the_best_setting_of_a_prompt_pays_for_its_nodes():
+    """Copied tokens take no draft forward: without their price the longest copies are always the best."""
+    table = rows({("prompt_lookup", "K=2"): (6, 5), ("prompt_lookup", "K=9"): (36, 4)}).assign(num_draft_calls=0)
+    for node_cost, setting in ((0.0, "K=9"), (0.1, "K=2")):
+        best = table[table.setting == setting]
+        hindsight = best_per_prompt(table, "prompt_lookup", 0.2, node_cost)
+        assert hindsight[list(COUNTS)].values.tolist() == best[list(COUNTS)].values.tolist()
