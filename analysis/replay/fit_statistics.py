@@ -72,10 +72,9 @@ def fitted(numbers: Tensor, depth: Tensor, labels: Tensor, names: Sequence[str])
     num_weights = len(names) + (int(depth.max()) if len(depth) else 1)  # the bias stands for depth 1
     if len(inputs) <= num_weights:
         raise InputError(f"statistics: {len(inputs)} positions for {num_weights} weights: record more texts")
-    if float(labels.max()) < 0.5 or float(labels.min()) > 0.5:
+    if not 1 <= (accepted := float(labels.sum())) <= len(labels) - 1:
         raise InputError(
-            f"statistics: expected tokens of which some are accepted and some are not, got labels from {float(labels.min()):g} "
-            f"to {float(labels.max()):g}"
+            f"statistics: expected one accepted token at least, and one that is not, got {accepted:.3g} accepted of {len(labels)}"
         )
     means, deviations = inputs.mean(0), inputs.std(0)
     deviations = np.where(deviations > 0, deviations, 1.0)

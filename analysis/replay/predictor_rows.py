@@ -36,7 +36,7 @@ from toolkit.acceptance.statistics import OUTPUTS
 from toolkit.stopping import Bounded, Confidence, OnlineRate, Rate, Tail
 from toolkit.trace import Trace, bounds
 from toolkit.trace.replay import by_rounds, carried, sweep_levels
-from toolkit.trace.steps import Geometry, RecordedStep, step_at
+from toolkit.trace.steps import RecordedStep, step_after
 from toolkit.types import DraftStep
 
 CARRIED, COLD, WARM, STATISTICS = "online, carried", "online, cold", "online, warm", "statistics"
@@ -155,13 +155,13 @@ def estimated(estimator: Any, trace: Trace, part: Samples) -> dict[str, tuple[Te
 
     An estimator that scores tokens once they are read says nothing of the following one.
     """
-    geometry, columns = Geometry.of(trace), torch.full((2, len(part.depth)), torch.nan, dtype=torch.float64)
+    columns = torch.full((2, len(part.depth)), torch.nan, dtype=torch.float64)
     for level in part.depth.unique().tolist():
         at_level = part.depth == level
         if hasattr(estimator, "drawn_probs"):
             probs = torch.stack(estimator.drawn_probs(RecordedStep(trace, level, part.steps[at_level])))
         else:
-            reading, exists = step_at(trace, geometry, part.steps[at_level], 2)
+            reading, exists = step_after(trace, part.steps[at_level])
             read = estimator.read_prob(RecordedStep(trace, level + 1, reading)).where(exists, torch.nan)
             probs = torch.stack([read, torch.full_like(read, torch.nan)])
         columns[:, at_level] = probs.double().logit(eps=1e-6)

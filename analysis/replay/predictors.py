@@ -158,6 +158,8 @@ def _tuned(
     for head in heads:
         dev, test = (_with_head(trace, head, own) for trace in (dev, test))
     levels, rows = [float(h) for h in cfg.thresholds], untrained()
+    if dev.run is not None:  # of a draft that reads the target's states: acceptance depends on where the round began
+        del rows[ORACLE]
     rows |= {"log odds, fitted": of_statistics(part, "log_odds", cfg.seed)}
     rows |= {"log odds and log ratio, fitted": of_statistics(part, "ratio", cfg.seed)}
     rows |= {**fitted, **{name: of_head(head, own) for name, head in head_labels(heads).items()}}

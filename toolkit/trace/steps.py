@@ -82,6 +82,18 @@ def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tup
     return torch.where(exists, index, 0), exists
 
 
+def step_after(trace: Trace, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """The step that reads the token of each of these [n]: its index [n], and whether it was recorded [n].
+
+    Of recordings by start `steps` may be any; of others they are positions.
+    """
+    if trace.run is None:
+        return step_at(trace, Geometry.of(trace), steps, 2)
+    last = trace.num_positions - 1
+    after = torch.where(steps > last, steps + 1, trace.roll_first[steps.clamp(max=last)]).clamp(max=trace.num_steps - 1)
+    return after, trace.steps_before[after] == steps
+
+
 def logits_at(trace: Trace, logits: Tensor, index: Tensor, depth: int) -> Tensor:
     """A head's logits [B], or [B, 2], at steps [B] that rounds visit at a depth.
 

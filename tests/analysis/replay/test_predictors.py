@@ -10,13 +10,15 @@ from analysis.heads import run
 from analysis.replay.fit_samples import samples
 from analysis.replay.predictor_rows import PerfectConfidence, estimated, of_policy, online, untrained, with_calibration
 from analysis.tables.files import read_table
-from analysis.tables.grid import FIXED
+from analysis.tables.grid import FIXED, ORACLE
 from data_gen import responses, traces
-from toolkit import ModelPair, config
+from toolkit import ModelPair, config, train
 from toolkit.acceptance import OnlineLogistic, StatisticsEstimator
 from toolkit.acceptance.calibration.by_depth import ByDepth, Calibration
 from toolkit.errors import InputError
+from toolkit.models import eagle3
 from toolkit.stopping import Bounded, OnlineRate, Rate
+from toolkit.testing import tiny_eagle3
 from toolkit.trace.replay import by_rounds, carried
 
 
@@ -113,6 +115,29 @@ def test_the_table_by_the_public_command(tmp_path):
     depths = read_table(folder, "calibration")
     assert set(depths.depth) == {"all", "1", "2", "3"} and "statistics of instruct" in set(depths.method)
     assert "statistics of instruct" in (folder / "predictors.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_draft_that_reads_the_targets_states_has_every_row_but_the_oracle(tmp_path):
+    target = ModelPair.from_pretrained("toy/target").target
+    eagle3.save(tmp_path / "draft", tiny_eagle3(target, kept=torch.arange(target.config.vocab_size)), "toy/target")
+    shared = [f"paths.root_dir={tmp_path}", f"pair.draft={tmp_path / 'draft'}"]
+    recordings = []
+    for split in ("dev", "test"):
+        prompts = [f"prompts.split={split}", "prompts.limit=12", "sampling.max_new_tokens=24", "sampling.temperature=8"]
+        answers = responses.run(config.compose("responses", [*prompts, f"paths.root_dir={tmp_path}"]))
+        words = [f"responses={answers}", "upper_bound=true", "hidden=true", "max_drafted=4"]
+        recordings.append(traces.run(config.compose("traces", [*words, *shared])))
+    dev, test = recordings
+    words = ["model=acceptance_head", "data=traced", f"data.path={dev}", "trainer.max_epochs=1"]
+    head = train.run(config.compose("train", [*words, *shared])) / "head"
+    words = [f"statistics=[{dev}]", f"tuning={{math: {dev}}}", f"tests={{math: {test}}}", "thresholds=[0.05,0.2,0.5]"]
+    words.append(f"heads=[{head}]")
+    folder = run(config.compose("heads", [*words, *shared, "max_drafted=3", "resamples=200", "track=false"]))
+    table = read_table(folder, "predictors").set_index("method")
+    assert set(untrained()) - set(table.index) == {ORACLE}
+    assert table.AUC["statistics"] > 0.5 and table.index.str.startswith("SpecDec++ head").any()
+    assert table.throughput["upper_bound"] >= table.throughput[[FIXED, "statistics", "perfect confidence"]].max()
 
 
 def test_a_second_calibration_is_of_what_the_first_gives():

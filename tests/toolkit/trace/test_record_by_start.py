@@ -25,7 +25,7 @@ from toolkit.trace import Trace, join
 from toolkit.trace.bounds import oracle, true_probability
 from toolkit.trace.record_by_start import StartRecorder
 from toolkit.trace.replay import by_starts, replay
-from toolkit.trace.steps import Geometry, step_at
+from toolkit.trace.steps import Geometry, step_after, step_at
 from toolkit.trace.store import read_traces
 from toolkit.training import TracedData
 from toolkit.training.recorded import visited
@@ -114,6 +114,9 @@ def test_every_step_of_a_recording(upper_bound, penalty, window):
             for depth, (token, prob, accept_prob, alpha) in enumerate(expected.steps, 1):
                 index, exists = step_at(trace, geometry, step, depth)
                 assert bool(exists) and int(trace.tokens[index]) == token
+                after, follows = step_after(trace, index)
+                assert bool(follows) == (depth < len(expected.steps))
+                assert not bool(follows) or int(after) == int(step_at(trace, geometry, step, depth + 1)[0])
                 assert float(trace.draft_prob[index]) == pytest.approx(prob, abs=1e-6)
                 for values, value in ((trace.accept_prob, accept_prob), (trace.alpha, alpha)):
                     got = float(values[index])
