@@ -74,7 +74,7 @@ def fitted(numbers: Tensor, depth: Tensor, labels: Tensor, names: Sequence[str])
         raise InputError(f"statistics: {len(inputs)} positions for {num_weights} weights: record more texts")
     if not 1 <= (accepted := float(labels.sum())) <= len(labels) - 1:
         raise InputError(
-            f"statistics: expected one accepted token at least and one that is not, got {accepted:.3g} accepted of {len(labels)}"
+            f"statistics: expected an accepted token at least and one that is not, got {accepted:.3g} of {len(labels)}"
         )
     means, deviations = inputs.mean(0), inputs.std(0)
     deviations = np.where(deviations > 0, deviations, 1.0)

@@ -96,7 +96,7 @@ def test_what_cannot_be_fitted_is_one_line(trace, recorded, tmp_path):
         samples(replace(trace, entropy=trace.entropy.index_fill(0, torch.tensor([3]), torch.nan)), 3)
     part: Samples = samples(trace, 3)
     numbers, depth, labels = part.of("drawn")
-    with pytest.raises(InputError, match="one accepted token at least"):
+    with pytest.raises(InputError, match="an accepted token at least"):
         fitted(numbers, depth, torch.ones_like(labels), list(NUMBERS))
     with pytest.raises(InputError, match="4 positions for 7 weights"):
         fitted(numbers[:4], torch.tensor([1, 2, 3, 1]), labels[:4], list(NUMBERS))
