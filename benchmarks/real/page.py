@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -148,7 +149,8 @@ def tables_of(*keys: str) -> Callable[[], list[str]]:
         sequences = []
         for key in keys:
             folder = Path(noted(key))
-            sequences += [path.read_text("utf-8") for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
+            pages = [path.read_text("utf-8") for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
+            sequences += [re.sub("^#", "###", page, flags=re.MULTILINE) for page in pages]
         return sequences
 
     return lines
