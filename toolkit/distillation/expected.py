@@ -1,4 +1,4 @@
-"""The alpha to expect of a draft of the target's layers, from measured curves: alpha over distinct response tokens.
+"""The alpha to expect of a draft of one of the target's layers, from measured curves: alpha over distinct response tokens.
 
 The first stage of +experiment=draft. Points: toolkit/assets/draft_curve.csv, drafts of SmolLM2-135M with the recipe's settings,
 each on validation texts of its run. At a number of tokens the best number of epochs counts. Between the points alpha is
@@ -24,7 +24,7 @@ def run(cfg: commands.Responses) -> Path:
         return Path(cfg.paths.root_dir)
     tokens = cfg.prompts.limit * cfg.sampling.max_new_tokens
     points = pd.read_csv(CURVE)
-    measured, most = points[points.kind == "separate"], points.tokens.max()
+    measured, most = points[(points.kind == "separate") & (points.layers == 1)], points.tokens.max()
     few, many = (expected_alpha(measured, count) for count in (tokens, 10 * tokens))
     note = f", beyond the {most:,} that were measured" if 10 * tokens > most else ""
     print(
