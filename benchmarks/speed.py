@@ -105,7 +105,7 @@ def measure(
 ) -> pd.DataFrame:
     """One line per decoder and group: new tokens, seconds, CPU seconds of all threads, forwards, and seconds inside forwards.
 
-    `target_widths` are tokens per row of the target's forwards after the one that reads the prompt.
+    `target_widths` are tokens per row of the target's forwards that read no prompt: prompts are longer than what is drafted.
     """
     decoders = [decoder for decoder in decoders if decoder.batched or batch_size == 1]
     if not 1 <= batch_size <= len(prompts):
@@ -116,7 +116,7 @@ def measure(
             decoder.run(pair, group, max_new_tokens, 0, temperature)
     lines = []
     for index, group in enumerate(tqdm(groups, desc=f"batch {batch_size}", unit="group")):
-        first = index % len(decoders)
+        first, shortest = index % len(decoders), min(map(len, group))
         for decoder in decoders[first:] + decoders[:first]:
             draft_model = pair.draft or torch.nn.Identity()  # a target alone: nothing is counted
             with ForwardMeter(pair.target) as target, ForwardMeter(draft_model) as draft:
@@ -125,7 +125,7 @@ def measure(
                 seconds, cpu_seconds = perf_counter() - started, process_time() - cpu_started
             lines.append({
                 "decoder": decoder.name, "group": index, "tokens": sum(map(len, sequences)), "seconds": seconds,
-                "cpu_seconds": cpu_seconds, "target_widths": " ".join(map(str, target.widths[1:])),
+                "cpu_seconds": cpu_seconds, "target_widths": " ".join(str(w) for w in target.widths if w < shortest - 1),
                 "target_forwards": target.calls, "draft_forwards": draft.calls,
                 "forward_seconds": target.seconds + draft.seconds,
             })  # fmt: skip
