@@ -197,8 +197,8 @@ def test_bounds_pass_on_the_pair_and_draft_nothing_only_where_nothing_may_be_dra
     assert Bounded(Remembers(), 1, 5).bind("pair").policy.pair == "pair"
     live = torch.tensor([True, False])
     for most, goes in ((0, False), (1, True), (2, True)):
-        assert Bounded(Always(), 0, most).begin(live, {})[1].tolist() == [goes, goes]
-        assert Bounded(Fixed(most), 0, 5).begin(live, {})[1].tolist() == [goes, goes]
+        assert Bounded(Always(), 0, most).begin(live, {})[1].tolist() == [goes, False]
+        assert Bounded(Fixed(most), 0, 5).begin(live, {})[1].tolist() == [goes, False]
 
 
 def test_what_is_foreseen_is_the_next_tokens_probability():
