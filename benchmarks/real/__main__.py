@@ -1,6 +1,6 @@
 """`make real`: all evidence on a real model and real questions, from nothing: outputs/real/index.md.
 
-    make real                     about an hour and a half on two quiet cores; run it again to go on after an interruption
+    make real                     two hours, 170 minutes of one thread on a busy machine; run it again to go on
     DEVICE=cuda make real         the same on a GPU, into outputs/real_cuda/
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
