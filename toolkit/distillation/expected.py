@@ -24,7 +24,8 @@ def run(cfg: commands.Responses) -> Path:
         return Path(cfg.paths.root_dir)
     tokens = cfg.prompts.limit * cfg.sampling.max_new_tokens
     points = pd.read_csv(CURVE)
-    measured, most = points[(points.kind == "separate") & (points.layers == 1)], points.tokens.max()
+    measured = points[(points.kind == "separate") & (points.layers == 1)]
+    most = measured.tokens.max()
     few, many = (expected_alpha(measured, count) for count in (tokens, 10 * tokens))
     note = f", beyond the {most:,} that were measured" if 10 * tokens > most else ""
     print(
