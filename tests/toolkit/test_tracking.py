@@ -97,6 +97,17 @@ def test_an_offline_run_keeps_everything_until_it_is_synced(environment, tmp_pat
 POINTS = pd.DataFrame({"method": ["a", "a", "b"], "x": [1.0, 2.0, 3.0], "y": [3.0, 1.0, 2.0]})
 
 
+def test_a_relative_folder_is_the_programs_own_where_the_process_that_writes_is_anothers(environment, tmp_path):
+    """W&B's process is shared through WANDB_SERVICE: by a notebook and the commands it starts, say."""
+    with tracking.wandb_run("train", {}, tmp_path / "first"):
+        pass
+    (tmp_path / "elsewhere").mkdir()
+    environment.chdir(tmp_path / "elsewhere")
+    with tracking.wandb_run("train", {}, "out") as run:
+        run.log({"loss": 1})
+    assert inventory(tmp_path / "elsewhere" / "out")["scalars"]["loss"] == 1
+
+
 def test_scatter_plots_have_a_dimension_of_methods(environment, tmp_path):
     """With a team the chart is ours, its colours the method's; without one it is W&B's, the method in its table alone."""
     for name, preset, fields in (

@@ -308,7 +308,7 @@ def _start(mode: Mode, job_type: str, config: Any, folder: Path, options: Mappin
 
     def init(mode: Mode) -> Any:
         return wandb.init(
-            dir=str(folder),
+            dir=str(folder.absolute()),  # W&B's process may be an earlier program's, in another folder
             mode=mode,
             config=dict(config),
             job_type=job_type,
