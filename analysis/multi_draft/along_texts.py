@@ -26,9 +26,11 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show, show_page
 from analysis.tables.rows import labels
 from analysis.tables.selection import as_one_part, check_comparable, load_rows
+from data_gen.texts import fingerprints
 from toolkit.config import commands, instantiate, method_config, plain
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 from toolkit.files.atomic import write_text
+from toolkit.models.generation_config import SAME as WARPING
 from toolkit.runs.stage import finished_stage, open_stage, settings_hash
 from toolkit.runs.tracking import log_image, log_lines, log_table, wandb_run
 
@@ -85,14 +87,20 @@ def measure_acceptance(cfg: commands.Acceptance) -> Path:
 def _walk(cfg: commands.Acceptance) -> Walk:
     """The walk along the responses of a folder, or along prompts that the target has yet to respond to."""
     if cfg.responses is None:
-        source = list(instantiate(cfg.prompts).load())
+        source, responses = list(instantiate(cfg.prompts).load()), None
     else:
-        rows = instantiate(cfg.read)(cfg.responses)
-        source = [TargetText(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in rows]
+        responses = instantiate(cfg.read)(cfg.responses)
+        source = [TargetText(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in responses.rows]
         source = source[: plain(cfg.prompts).get("limit")]
     num_drafts, options = sorted(set(plain(cfg.num_drafts))), (cfg.draft_temperature, cfg.batch_size, cfg.optimum)
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    return Walk(pair, source, sampling, num_drafts, cfg.positions, cfg.draws, cfg.seed, *options)
+    walk = Walk(pair, source, sampling, num_drafts, cfg.positions, cfg.draws, cfg.seed, *options)
+    if responses is not None:
+        fingerprints(pair, responses)
+        drawn, read = ({name: getattr(each, name) for name in WARPING} for each in (responses.sampling, walk.sampling))
+        if drawn != read:
+            warn(f"{cfg.responses}: texts drawn at {drawn}, p and q read at {read}: decoding reaches other texts")
+    return walk
 
 
 def _dataset(cfg: commands.Acceptance) -> str:

@@ -418,3 +418,7 @@ def test_responses_of_a_folder_are_walked(tiny_overrides, tiny_responses, tmp_pa
     assert set(lines.dataset) == {"responses"}
     assert lines.prompts.iloc[0] == 60
     assert lines.gap.iloc[0] == pytest.approx(0, abs=1e-6)
+    with pytest.warns(RuntimeWarning, match="drawn at .*0.9.*read at .*0.0.*other texts"):
+        acceptance.run(config.compose("acceptance", [*overrides, "sampling.temperature=0", "sampling.top_k=0"]))
+    with pytest.raises(InputError, match="the responses come from another target"):
+        acceptance.run(config.compose("acceptance", [*overrides, "pair.target=toy/target", "pair.draft=toy/draft"]))

@@ -67,7 +67,6 @@ COST_RANGE = [0.05, 5.0]
 LOAD_DRAFT = {"_target_": "toolkit.models.pair.load_draft", "source": "${pair.draft}", "target": "${pair.target}",
               "device": "cpu", "dtype": "${pair.dtype}"}  # fmt: skip
 READ_RESPONSES = {"_target_": "data_gen.texts.read_responses", "_partial_": True}
-READ_ROWS = {"_target_": "data_gen.responses.read_rows", "_partial_": True}
 Hardware = Literal["h100", "h200", "a100", "l40s"]
 
 
@@ -542,7 +541,7 @@ class Acceptance(Command, Labels, Intervals, Tracked):
     responses: Annotated[
         str | None, File(), "folder of data_gen.responses whose texts are read, in the place of fresh ones"
     ] = None
-    read: Annotated[Any, ConfigGroup(), "function that reads it"] = READ_ROWS
+    read: Annotated[Any, ConfigGroup(), "function that reads it"] = READ_RESPONSES
     positions: Annotated[Count, "positions of a text, drawn at random; null: all"] | None = 8
     draws: Annotated[Count, "times that candidates are drawn at each position"] = 8
     optimum: Annotated[bool, "the best any rule could do, too; the most expensive part"] = True
