@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from analysis import heads
 from analysis.replay import drafts as replayed_drafts
 from analysis.tables.files import read_table
+from tests.toolkit.test_eagle3 import unrolled_logits
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
 from toolkit.distillation.data import MEASURED, DraftBatch, TextPart
@@ -565,6 +566,30 @@ def test_texts_that_are_too_short_for_a_depth_weigh_nothing():
     assert among["val/alpha"] != pytest.approx(alone["val/alpha"])  # token 7 of the first is predicted at depth 1
     for name in ("val/alpha_2", "val/alpha_3"):
         assert among[name] == pytest.approx(alone[name])
+
+
+def test_validation_counts_the_rounds_that_decoding_has():
+    """Not those that begin inside a prompt; the slow way drafts token by token, from every start within the response."""
+    target = tiny_llama(32, 3, 1, torch.float32)
+    draft, kind, states = tiny_eagle3(target), Unrolled([0, 1, 2], depth=3), TargetStates(target, [0, 1, 2])
+    training = UnrolledTraining(
+        draft, OnlineTeacher(target, 1.0), ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0),
+        torch.optim.SGD, states=states, kind=kind,
+    )  # fmt: skip
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    sequences = [([5, 8, 9, 11, 3, 14], [6, 7, 9]), ([4, 21], [6, 30])]
+    (logged,) = trainer.validate(training, DataLoader([DraftBatch(sequences)], batch_size=None), verbose=False)
+    alphas = {depth: [] for depth in (1, 2, 3)}
+    for prompt, response in sequences:
+        text = [*prompt, *response]
+        for start in range(len(prompt), len(text)):  # tokens that are there when a round begins
+            for depth in range(1, 1 + min(3, len(text) - start)):
+                logits = unrolled_logits(target, draft, text[:start], text[start : start + depth - 1])[-1]
+                q = logits.softmax(-1)
+                p = target(torch.tensor([text[: start + depth - 1]])).logits[0, -1].softmax(-1)
+                alphas[depth].append(float(torch.minimum(p, q).sum()))
+    for depth, name in enumerate(("val/alpha", "val/alpha_2", "val/alpha_3"), start=1):
+        assert logged[name] == pytest.approx(sum(alphas[depth]) / len(alphas[depth]), abs=1e-5), name
 
 
 @pytest.mark.parametrize("vocabulary", [12, pytest.param("null", marks=pytest.mark.slow)])
