@@ -35,6 +35,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
+from pytorch_lightning.loggers import WandbLogger
 
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.distillation.blocks import Blocks, BlockTraining
@@ -68,7 +69,7 @@ from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.sources import prompts_behind
 from toolkit.runs.stage import Stage, open_stage, provenance
-from toolkit.runs.tracking import tagged
+from toolkit.runs.tracking import log_summary, tagged
 from toolkit.training.checkpoints import BEST, check_choice, folder_of
 from toolkit.training.processes import Processes, is_first_process
 from toolkit.training.trainer import begin_training, opened_trainer
@@ -172,7 +173,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     if checkpoint is not None:
         check_resumable(checkpoint["about"], module.about, resumed.path)
     device = torch.device(cfg.pair.get("device") or "cpu")
-    with opened_trainer(cfg, stage.folder, resumed, device) as (trainer, _):
+    with opened_trainer(cfg, stage.folder, resumed, device) as (trainer, loggers):
         if trainer.is_global_zero:
             measured = data.states["validation"]
             print(
@@ -189,6 +190,10 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             num_batches = trainer.fit_loop.total_batch_idx + 1
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
         scores["tokens"] = round(data.states["train"].num_positions * num_batches / len(data.train_dataloader()))
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                exported = {name.removeprefix("val/"): v for name, v in scores.items() if name.startswith("val/")}
+                log_summary(logger.experiment, {f"best/{name}": value for name, value in exported.items()})
         if trainer.is_global_zero:
             trained = module.draft.cpu().eval().requires_grad_(False)
             kept = kept_tokens(trained)
@@ -347,7 +352,9 @@ def final_scores(
     scores = {name: float(value) for name, value in last.items() if name.startswith("val/")}
     if best.exists():
         options: dict[str, Any] = {"ckpt_path": str(best), "weights_only": True, "verbose": False}
+        loggers, trainer.loggers = trainer.loggers, []  # curves hold the state of their step, which this one is not
         (best_scores,) = trainer.validate(module, datamodule=data, **options)
+        trainer.loggers = loggers
         scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
     scores["positions"] = data.states["validation"].num_positions

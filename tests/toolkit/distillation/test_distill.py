@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import math
 import shutil
@@ -512,6 +513,22 @@ def test_an_interrupted_run_exports_its_best_draft_and_goes_on(run, monkeypatch)
     assert not (folder / "metrics.json").exists()
     assert math.isnan(distill.score(compose("distill", ["responses=x"]), folder))  # what the command returns
     assert same_weights(run("cut", *words), expected)
+
+
+@pytest.mark.parametrize("export", [False, True])
+def test_curves_hold_the_state_of_their_step(run, monkeypatch, export):
+    """The scores of the exported state, an earlier one, are not another point at their end, or the first one's."""
+    words = ["optimizer.lr=.3", "trainer.max_epochs=3"]
+    folder = run("run", *words)
+    if export:
+        (folder / "manifest.json").unlink()
+        run("run", *words, "export=true")
+    with open(folder / "metrics.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    alphas = [float(line["val/alpha"]) for line in lines if line["val/alpha"]]
+    first, best = (scores(folder)[f"{name}/alpha"] for name in ("start", "val"))
+    assert len(alphas) == 4 and alphas[0] == pytest.approx(first)
+    assert lines[-1]["train/lr"] and max(alphas) == pytest.approx(best)
 
 
 def test_texts_beyond_a_drafts_context_are_passed_over(run, tiny_pair, tmp_path, capsys):
