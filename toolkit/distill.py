@@ -70,7 +70,7 @@ from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.sources import prompts_behind
 from toolkit.runs.stage import Stage, open_stage, provenance
 from toolkit.runs.tracking import log_summary, tagged
-from toolkit.training.checkpoints import BEST, check_choice, folder_of
+from toolkit.training.checkpoints import BEST, check_choice, check_modes, folder_of
 from toolkit.training.processes import Processes, is_first_process
 from toolkit.training.trainer import begin_training, opened_trainer
 
@@ -87,6 +87,7 @@ def run(cfg: commands.Distill) -> Path:
 
 def _run(cfg: commands.Distill) -> Path:
     check_choice(cfg.ckpt_path, None)
+    check_modes(cfg.callbacks or {})
     processes, first = Processes.of(cfg), is_first_process()
     if not first:
         processes.wait()  # until the first one has made the responses and opened the folder

@@ -34,6 +34,7 @@ from toolkit.files.text import first_line
 from toolkit.models.fingerprint import Weights
 
 LAST, BEST = "last.ckpt", "best.ckpt"
+LARGE = ("val/alpha", "val/auroc", "val/coverage")  # beginnings of the scores whose largest value is the best one
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -157,6 +158,15 @@ def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:
         raise InputError("ckpt_path resumes a training, from_pretrained starts one from a trained head: set only one")
     if ckpt_path not in (None, "last") and not Path(str(ckpt_path)).exists():
         raise InputError(f"ckpt_path: expected a checkpoint at {ckpt_path}, found none")
+
+
+def check_modes(callbacks: Mapping[str, Any]) -> None:
+    """Raises InputError if a callback would take the worst validation score for the best one."""
+    for name, spec in callbacks.items():
+        monitor = str((spec or {}).get("monitor", ""))
+        mode, expected = (spec or {}).get("mode", "min"), "max" if monitor.startswith(LARGE) else "min"
+        if monitor.startswith("val/") and mode != expected:
+            raise InputError(f"callbacks.{name}.mode: expected {expected} for {monitor}, got {mode}")
 
 
 def pretrained_files(from_pretrained: str | None) -> list[Path]:

@@ -93,6 +93,11 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     assert (folder / "metrics.json").stat().st_mtime_ns == stamp
 
 
+def test_the_draft_of_the_largest_loss_is_not_the_best_one(run):
+    with pytest.raises(InputError, match="callbacks.checkpoints.mode: expected min for val/loss, got max"):
+        run("run", "optimized_metric=val/loss")
+
+
 def cut_often(run, monkeypatch, *words):
     """The folder of a run that breaks off twice in training, and then in its exports."""
     step, export_all, made = DraftTraining.training_step, distill.export_all, []

@@ -70,6 +70,14 @@ def test_a_run_leaves_everything_behind(trained, overrides):
             refused()
 
 
+def test_the_worst_score_is_not_taken_for_the_best_one(run):
+    with pytest.raises(InputError, match="callbacks.checkpoints.mode: expected max for val/auroc, got min"):
+        run("small", "optimized_metric=val/auroc")
+    folder = run("large", "optimized_metric=val/auroc", "callbacks.checkpoints.mode=max")
+    scored = [float(row["val/auroc"]) for row in curves(folder) if row["val/auroc"]]
+    assert read_json(folder / "metrics.json")["val/auroc"] == pytest.approx(max(scored)) and min(scored) < max(scored)
+
+
 def test_heads_learn(run):
     """A big head on few positions: the loss comes down to what the labels' entropy leaves."""
     words = ["head.depth=2", "loss.w_rej=1", "optimizer.lr=2e-2", "trainer.max_epochs=25", "callbacks=none"]
