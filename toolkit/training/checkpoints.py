@@ -65,6 +65,7 @@ class Checkpoints(pl.callbacks.Checkpoint):
         check_ranges(self, "callbacks.checkpoints.")
         self.best_score: float | None = None
         self.last_step = 0
+        self.validated_step = -1
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.folder = folder_of(trainer.default_root_dir)
@@ -80,9 +81,21 @@ class Checkpoints(pl.callbacks.Checkpoint):
         if due and step % due == 0 and not trainer.is_last_batch and not trainer.fast_dev_run:
             self._save(trainer, LAST)
 
+    def on_validation_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """Within an epoch the state is kept at once: the epoch's end has another one."""
+        self.validated_step = trainer.global_step
+        if trainer.validating and trainer.state.fn == "fit" and not trainer.is_last_batch:
+            self._keep_best(trainer)
+
     def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if trainer.fast_dev_run:
             return
+        if self.validated_step == trainer.global_step:
+            self._keep_best(trainer)
+        self._save(trainer, LAST)
+
+    def _keep_best(self, trainer: Any) -> None:
+        """Save the state that has just been validated if it is the best one."""
         score, best = trainer.callback_metrics.get(self.monitor), self.best_score
         if score is not None and not math.isfinite(score):
             raise InputError(
@@ -92,7 +105,6 @@ class Checkpoints(pl.callbacks.Checkpoint):
         if score is not None and (best is None or (score < best if self.mode == "min" else score > best)):
             self.best_score = float(score)
             self._save(trainer, BEST)
-        self._save(trainer, LAST)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score}

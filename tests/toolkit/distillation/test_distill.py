@@ -520,6 +520,14 @@ def test_an_interrupted_run_exports_its_best_draft_and_goes_on(run, monkeypatch)
     assert same_weights(run("cut", *words), expected)
 
 
+def test_the_best_state_is_the_one_that_was_validated(run):
+    """Also within epochs, of which the last steps are not validated: seven batches, validated after three and six."""
+    folder = run("run", "+trainer.val_check_interval=.5", "optimizer.lr=.1")
+    with open(folder / "metrics.csv", newline="") as file:
+        alphas = [float(line["val/alpha"]) for line in csv.DictReader(file) if line["val/alpha"]]
+    assert len(alphas) == 5 and scores(folder)["val/alpha"] == pytest.approx(max(alphas[1:]), abs=1e-6)
+
+
 @pytest.mark.parametrize("export", [False, True])
 def test_curves_hold_the_state_of_their_step(run, monkeypatch, export):
     """The scores of the exported state, an earlier one, are not another point at their end, or the first one's."""
