@@ -72,6 +72,12 @@ def test_a_run_leaves_everything_behind(trained, overrides):
             refused()
 
 
+def test_the_line_of_an_epoch_has_its_own_scores(run, capsys):
+    run("run", *SMALL, "trainer.check_val_every_n_epoch=2")
+    lines = [line for line in capsys.readouterr().out.split("\n") if line.startswith("epoch ")]
+    assert ["val/auroc" in line for line in lines] == [False, True, False]
+
+
 def test_the_worst_score_is_not_taken_for_the_best_one(run):
     with pytest.raises(InputError, match="callbacks.checkpoints.mode: expected max for val/auroc, got min"):
         run("small", "optimized_metric=val/auroc")
