@@ -175,13 +175,15 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         check_resumable(checkpoint["about"], module.about, resumed.path)
     device = torch.device(cfg.pair.get("device") or "cpu")
     with opened_trainer(cfg, stage.folder, resumed, device) as (trainer, loggers):
+        (start,) = trainer.validate(module, datamodule=data, verbose=False)  # also where the training goes on
+        measured = data.states["validation"]  # all of it, or as far as trainer.limit_val_batches lets it be read
+        num_read = sum(trainer.num_val_batches) * data.batch_size * trainer.world_size
+        positions = sum(map(len, measured.whole.positions[: int(num_read)]))
         if trainer.is_global_zero:
-            measured = data.states["validation"]
             print(
                 f"validation: alpha = sum min(p, q) over all {module.teacher.vocab_size:,} tokens of the vocabulary, at "
-                f"{measured.num_positions} of {measured.total} produced tokens of validation texts, evenly spread"
+                f"{positions} of {measured.total} produced tokens of validation texts, evenly spread"
             )
-        (start,) = trainer.validate(module, datamodule=data, verbose=False)  # also where the training goes on
         score_of(start, cfg.optimized_metric)  # its faults, before the training
         if cfg.export and checkpoint is not None:
             num_batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
@@ -190,6 +192,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             trainer.fit(module, datamodule=data, ckpt_path=resumed.path)
             num_batches = trainer.fit_loop.total_batch_idx + 1
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
+        scores["positions"] = positions
         scores["tokens"] = round(data.states["train"].num_positions * num_batches / len(data.train_dataloader()))
         for logger in loggers:
             if isinstance(logger, WandbLogger):
@@ -358,5 +361,4 @@ def final_scores(
         trainer.loggers = loggers
         scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
-    scores["positions"] = data.states["validation"].num_positions
     return scores

@@ -528,6 +528,18 @@ def test_the_best_state_is_the_one_that_was_validated(run):
     assert len(alphas) == 5 and scores(folder)["val/alpha"] == pytest.approx(max(alphas[1:]), abs=1e-6)
 
 
+def test_the_positions_are_those_that_were_read(run, monkeypatch, capsys):
+    read, step = [], DraftTraining.validation_step
+    monkeypatch.setattr(
+        DraftTraining,
+        "validation_step",
+        lambda self, batch, i: (read.append(len(batch.labels)), step(self, batch, i))[1],
+    )
+    words = ["+trainer.limit_val_batches=2", "data.batch_size=2", "trainer.max_epochs=1"]
+    assert scores(run("run", *words))["positions"] == sum(read[:2])
+    assert f"at {sum(read[:2])} of" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("export", [False, True])
 def test_curves_hold_the_state_of_their_step(run, monkeypatch, export):
     """The scores of the exported state, an earlier one, are not another point at their end, or the first one's."""
