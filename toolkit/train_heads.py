@@ -48,6 +48,9 @@ def run(cfg: commands.TrainHeads) -> Path:
     """Train every head that the lists of depths and weights name; returns the folder."""
     check_parts(cfg)
     check_metric(cfg)
+    training: type[HeadTraining] = get_class(cfg.model._target_)
+    if not {*SHOWN} <= {*training.score_names()}:
+        raise InputError("model: expected acceptance_head, for the table's scores are its; toolkit.train takes others")
     if cfg.optimized_metric.startswith(LARGE):
         raise InputError(f"optimized_metric: expected a score that is to be small, got {cfg.optimized_metric}")
     folder = data_folder_of(cfg, {})
