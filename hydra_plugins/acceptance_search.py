@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ class AskTell(Sweeper):
         folder = Path(self.config.hydra.sweep.dir)
         words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         try:
-            search = Search(folder, Settings(**self.settings), words, self.hydra_context.config_loader)
+            settings = Settings(**self.settings)
+            check_directions(settings.metrics or [self.config.get("optimized_metric")], settings.directions)
+            search = Search(folder, settings, words, self.hydra_context.config_loader)
         except InputError as error:
             raise CompactHydraException(f"error: {error}") from error
         OmegaConf.save(self.config, folder / "multirun.yaml")
@@ -57,3 +59,15 @@ class AskTell(Sweeper):
         if (figure := folder / "search.png").exists():
             print(f"figure: {figure}")
         return lines
+
+
+def check_directions(scores: Sequence[str | None], directions: Sequence[str]) -> None:
+    """Raises InputError for a search that would take the worst validation score for the best one."""
+    for score, direction in zip(scores, directions, strict=True):
+        if str(score).startswith("val/"):
+            from toolkit.errors import InputError
+            from toolkit.training.checkpoints import LARGE
+
+            expected = "maximize" if str(score).startswith(LARGE) else "minimize"
+            if direction != expected:
+                raise InputError(f"hydra.sweeper.directions: expected {expected} for {score}, got {direction}")

@@ -35,6 +35,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from omegaconf import OmegaConf
+from pytorch_lightning.loggers import WandbLogger
 
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.distillation.blocks import Blocks, BlockTraining
@@ -68,8 +69,8 @@ from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.sources import prompts_behind
 from toolkit.runs.stage import Stage, open_stage, provenance
-from toolkit.runs.tracking import tagged
-from toolkit.training.checkpoints import BEST, check_choice, folder_of
+from toolkit.runs.tracking import log_summary, tagged
+from toolkit.training.checkpoints import BEST, check_choice, check_modes, folder_of
 from toolkit.training.processes import Processes, is_first_process
 from toolkit.training.trainer import begin_training, opened_trainer
 
@@ -86,6 +87,7 @@ def run(cfg: commands.Distill) -> Path:
 
 def _run(cfg: commands.Distill) -> Path:
     check_choice(cfg.ckpt_path, None)
+    check_modes(cfg.callbacks or {})
     processes, first = Processes.of(cfg), is_first_process()
     if not first:
         processes.wait()  # until the first one has made the responses and opened the folder
@@ -172,14 +174,16 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     if checkpoint is not None:
         check_resumable(checkpoint["about"], module.about, resumed.path)
     device = torch.device(cfg.pair.get("device") or "cpu")
-    with opened_trainer(cfg, stage.folder, resumed, device) as (trainer, _):
+    with opened_trainer(cfg, stage.folder, resumed, device) as (trainer, loggers):
+        (start,) = trainer.validate(module, datamodule=data, verbose=False)  # also where the training goes on
+        measured = data.states["validation"]  # all of it, or as far as trainer.limit_val_batches lets it be read
+        num_read = sum(trainer.num_val_batches) * data.batch_size * trainer.world_size
+        positions = sum(map(len, measured.whole.positions[: int(num_read)]))
         if trainer.is_global_zero:
-            measured = data.states["validation"]
             print(
                 f"validation: alpha = sum min(p, q) over all {module.teacher.vocab_size:,} tokens of the vocabulary, at "
-                f"{measured.num_positions} of {measured.total} produced tokens of validation texts, evenly spread"
+                f"{positions} of {measured.total} produced tokens of validation texts, evenly spread"
             )
-        (start,) = trainer.validate(module, datamodule=data, verbose=False)  # also where the training goes on
         score_of(start, cfg.optimized_metric)  # its faults, before the training
         if cfg.export and checkpoint is not None:
             num_batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
@@ -188,7 +192,12 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             trainer.fit(module, datamodule=data, ckpt_path=resumed.path)
             num_batches = trainer.fit_loop.total_batch_idx + 1
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
+        scores["positions"] = positions
         scores["tokens"] = round(data.states["train"].num_positions * num_batches / len(data.train_dataloader()))
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                exported = {name.removeprefix("val/"): v for name, v in scores.items() if name.startswith("val/")}
+                log_summary(logger.experiment, {f"best/{name}": value for name, value in exported.items()})
         if trainer.is_global_zero:
             trained = module.draft.cpu().eval().requires_grad_(False)
             kept = kept_tokens(trained)
@@ -347,8 +356,9 @@ def final_scores(
     scores = {name: float(value) for name, value in last.items() if name.startswith("val/")}
     if best.exists():
         options: dict[str, Any] = {"ckpt_path": str(best), "weights_only": True, "verbose": False}
+        loggers, trainer.loggers = trainer.loggers, []  # curves hold the state of their step, which this one is not
         (best_scores,) = trainer.validate(module, datamodule=data, **options)
+        trainer.loggers = loggers
         scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
-    scores["positions"] = data.states["validation"].num_positions
     return scores

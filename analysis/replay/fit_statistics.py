@@ -139,17 +139,25 @@ def fit_statistics(cfg: commands.Heads) -> Path:
         summaries = [read_json(folder / SUMMARY) for folder in folders]
         parts = [samples(read_traces(folder, replicate=None), cfg.max_drafted, cfg.seed) for folder in folders]
         held_out = [split(part.sequence, cfg.dev_share, cfg.seed) for part in parts]
-        learned = Samples.join([part.where(~out) for part, out in zip(parts, held_out, strict=True)])
+        learned_of = {f.resolve(): part.where(~out) for f, part, out in zip(folders, parts, held_out, strict=True)}
+        learned = Samples.join(list(learned_of.values()))
         outputs = {name: chosen_fit(name, learned, cfg.form, cfg.seed) for name in OUTPUTS}
-        tests = {folder.name: part.where(out) for folder, part, out in zip(folders, parts, held_out, strict=True)}
+        names = [folder.name for folder in folders]
+        names = names if len({*names}) == len(names) else [*map(str, folders)]
+        tests = {name: part.where(out) for name, part, out in zip(names, parts, held_out, strict=True)}
         calibration = Calibration()
         if cfg.counts is not None:
             calibration = maps_of_counts(cfg.counts, labelled_by(outputs, learned))
         elif others:
-            dev = Samples.join([samples(read_traces(folder), cfg.max_drafted, cfg.seed) for folder in others])
+            dev = Samples.join([  # without the sequences that are scored
+                learned_of[folder.resolve()]
+                if folder.resolve() in learned_of
+                else samples(read_traces(folder), cfg.max_drafted, cfg.seed)
+                for folder in others
+            ])  # fmt: skip
             calibration = fitted_maps(labelled_by(outputs, dev))
         table = scores(outputs, tests, calibration)
-        _warn_of_others(folders, summaries, table)
+        _warn_of_others(folders, names, summaries, table)
         record = {
             "drafts": sorted({summary["draft_fingerprint"] for summary in summaries}),
             "draft_weights": {s["draft_fingerprint"]: s.get("draft_weights") for s in summaries},
@@ -223,16 +231,18 @@ def meaning(output: str, logistic: Logistic) -> str:
     return f"`{output}`: change of the log odds per standard deviation: {shown}{depths}"
 
 
-def _warn_of_others(folders: Sequence[Path], summaries: Sequence[Mapping[str, Any]], table: pd.DataFrame) -> None:
+def _warn_of_others(
+    folders: Sequence[Path], names: Sequence[str], summaries: Sequence[Mapping[str, Any]], table: pd.DataFrame
+) -> None:
     """Warn of recordings of another draft or temperature than the first one, with how far the fit is off there."""
     drawn = table[(table.output == "drawn") & (table.depth == "all")].set_index("recording")
-    for folder, summary in zip(folders[1:], summaries[1:], strict=True):
+    for folder, recording, summary in zip(folders[1:], names[1:], summaries[1:], strict=True):
         for name, values in (
             ("draft", [other["draft_fingerprint"] for other in (summaries[0], summary)]),
             ("temperature", [other["sampling"]["temperature"] for other in (summaries[0], summary)]),
         ):
             if values[0] != values[1]:
-                line = drawn.loc[folder.name]
+                line = drawn.loc[recording]
                 warn(
                     f"statistics: {folder} was recorded with another {name} than {folders[0]} ({values[1]}, {values[0]}): "
                     f"on its texts held out the mean estimate is {line.mean_estimate:.3f}, the mean acceptance "

@@ -159,9 +159,7 @@ def panels(folders: Sequence[Folder]) -> list[Panel]:
 
 def _shares(table: pd.DataFrame) -> pd.DataFrame:
     """Share of the way from the best fixed K to the upper bound, a column per domain; where a level was chosen, with it."""
-    ends = [table[f"upper_bound_share{end}"].map("{:.0%}".format) for end in ("", "_low", "_high")]
-    texts = ends[0] + " [" + ends[1] + ", " + ends[2] + "]"
-    lines = table.assign(share=texts)
+    lines = table.assign(share=[interval_text(row, "upper_bound_share", "{:.0%}") for _, row in table.iterrows()])
     return lines.pivot_table("share", "method", "domain", "first", sort=False).fillna("").reset_index()
 
 

@@ -174,16 +174,18 @@ def test_titles_have_names_and_no_whole_paths_and_predictors_are_shown(tmp_path)
     about = {"stage": "heads", "config": {"pair": pair, "sampling": {"temperature": 0.5}}}
     write_manifest(tmp_path / "heads", about)
     shares = [
-        ("statistics", "math", 0.5, 0.4, 0.6),
-        ("statistics", "code", 0.3, 0.2, 0.4),
-        ("a head", "math", 0.7, 0.6, 0.8),
+        ("statistics", "math", 0.5, 0.4, 0.6, 16),
+        ("statistics", "code", 0.3, 0.2, 0.4, 15),
+        ("a head", "math", 0.7, 0.6, 0.8, 16),
+        ("a head", "code", float("nan"), float("nan"), float("nan"), 15),
     ]
-    columns = ["method", "domain", "upper_bound_share", "upper_bound_share_low", "upper_bound_share_high"]
+    columns = ["method", "domain", "upper_bound_share", "upper_bound_share_low", "upper_bound_share_high", "prompts"]
     pd.DataFrame(shares, columns=columns).to_csv(tmp_path / "heads" / "predictors.csv", index=False)
     page = (run(tmp_path / "out", [tmp_path / "heads"]) / "report.html").read_text()
     assert "models/target with runs/draft, temperature=0.5" in page
     shown = page[page.index("What predicts acceptance") :]
     assert "50% [40%, 60%]" in shown and "70% [60%, 80%]" in shown
+    assert "30% [20% to 40%]" in shown and "nan%" not in shown  # the range of few prompts; nothing where no way is left
 
 
 def test_the_specification_becomes_a_wandb_report_without_a_server(made, inputs):

@@ -206,7 +206,9 @@ class Trains(ConfigSection):
 class Train(Command, TrainsHeads, Trains):
     module, example = "toolkit.train", "+experiment=toy_head head.depth=3 loss.w_rej=6"
     appended = ("experiment", "hparams_search", "debug")
-    optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"] = "val/log_loss_calibrated"
+    optimized_metric: Annotated[
+        str, "score for best.ckpt and a sweeper; val/auroc needs callbacks.checkpoints.mode=max"
+    ] = "val/log_loss_calibrated"
     from_pretrained: Annotated[str | None, Head(), "start from the head in this folder"] = None
     prompts: Annotated[
         Any, ConfigGroup("prompts", nullable=True), "prompts of an experiment that makes its own data"
@@ -260,7 +262,9 @@ class Distill(Command, OnPair, Trains):
     optimizer: Annotated[Any, ConfigGroup(), "how it is minimised"]
     scheduler: Annotated[Any, ConfigGroup(), "the learning rate over training; null: constant"] | None
     seed: Annotated[Seed, "seed of fresh weights, of the order of the texts, of the draft's own texts"] = 0
-    optimized_metric: Annotated[str, "score for best.ckpt and a sweeper; val/loss needs mode=min"] = "val/alpha"
+    optimized_metric: Annotated[
+        str, "score for best.ckpt and a sweeper; val/loss needs callbacks.checkpoints.mode=min"
+    ] = "val/alpha"
 
 
 class TrainHeads(Command, TrainsHeads):

@@ -2,7 +2,8 @@
 
 The first stage of +experiment=draft. Points: toolkit/assets/draft_curve.csv, drafts of SmolLM2-135M with the recipe's settings,
 each on validation texts of its run. At a number of tokens the best number of epochs counts. Between the points alpha is
-interpolated in the logarithm of the tokens; beyond them it goes on as between the last two.
+interpolated in the logarithm of the tokens; beyond them it goes on as between the last two. Fewer tokens than were measured
+have at most the first one's.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ def run(cfg: commands.Responses) -> Path:
     points = pd.read_csv(CURVE)
     measured = points[(points.kind == "separate") & (points.layers == 1)]
     most = measured.tokens.max()
-    few, many = (expected_alpha(measured, count) for count in (tokens, 10 * tokens))
+    few, many = (
+        f"{'at most ' if count < measured.tokens.min() else ''}{expected_alpha(measured, count):.2f}"
+        for count in (tokens, 10 * tokens)
+    )
     note = f", beyond the {most:,} that were measured" if 10 * tokens > most else ""
     print(
-        f"draft: at most {tokens:,} response tokens. The curve of SmolLM2-135M has an alpha of {few:.2f} there, on validation "
-        f"texts, and {many:.2f} at ten times as many{note}. Other targets and texts have other curves"
+        f"draft: at most {tokens:,} response tokens. The curve of SmolLM2-135M has an alpha of {few} there, on validation "
+        f"texts, and {many} at ten times as many{note}. Other targets and texts have other curves"
     )
     return Path(cfg.paths.root_dir)
 

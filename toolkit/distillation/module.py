@@ -110,7 +110,10 @@ class DraftTraining(WholeSteps):
         columns: dict[tuple[int, str], list[Tensor]] = {}
         for part in batch.parts():
             expected = self.teacher.whole(part)
+            produced = torch.tensor([i for where in part.positions for i in where])
             for depth, states, index in self.chunks(part):
+                after_prompt = produced[index] >= depth  # no round of decoding begins inside a prompt
+                states, index = states[after_prompt.to(states.device)], index[after_prompt]
                 seen = self.distill_batch(states, expected, part.labels[index], index)
                 values = {"alpha": seen.alpha, "loss": self.loss(seen, 1.0), "coverage": seen.has_row.float()}
                 values["log_probs"] = seen.token_log_probs[seen.has_row]

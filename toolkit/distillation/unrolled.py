@@ -207,7 +207,10 @@ def states_by_depth(
 
 
 class UnrolledTraining(DraftTraining):
-    """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1."""
+    """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1.
+
+    It learns from rounds that begin inside a prompt, too. Validation leaves them out, as decoding has none.
+    """
 
     def __init__(self, *args: Any, states: TargetStates, kind: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -34,6 +34,7 @@ from toolkit.files.text import first_line
 from toolkit.models.fingerprint import Weights
 
 LAST, BEST = "last.ckpt", "best.ckpt"
+LARGE = ("val/alpha", "val/auroc", "val/coverage")  # beginnings of the scores whose largest value is the best one
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -64,6 +65,7 @@ class Checkpoints(pl.callbacks.Checkpoint):
         check_ranges(self, "callbacks.checkpoints.")
         self.best_score: float | None = None
         self.last_step = 0
+        self.validated_step = -1
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.folder = folder_of(trainer.default_root_dir)
@@ -79,9 +81,21 @@ class Checkpoints(pl.callbacks.Checkpoint):
         if due and step % due == 0 and not trainer.is_last_batch and not trainer.fast_dev_run:
             self._save(trainer, LAST)
 
+    def on_validation_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """Within an epoch the state is kept at once: the epoch's end has another one."""
+        self.validated_step = trainer.global_step
+        if trainer.validating and trainer.state.fn == "fit" and not trainer.is_last_batch:
+            self._keep_best(trainer)
+
     def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         if trainer.fast_dev_run:
             return
+        if self.validated_step == trainer.global_step:
+            self._keep_best(trainer)
+        self._save(trainer, LAST)
+
+    def _keep_best(self, trainer: Any) -> None:
+        """Save the state that has just been validated if it is the best one."""
         score, best = trainer.callback_metrics.get(self.monitor), self.best_score
         if score is not None and not math.isfinite(score):
             raise InputError(
@@ -91,7 +105,6 @@ class Checkpoints(pl.callbacks.Checkpoint):
         if score is not None and (best is None or (score < best if self.mode == "min" else score > best)):
             self.best_score = float(score)
             self._save(trainer, BEST)
-        self._save(trainer, LAST)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score}
@@ -157,6 +170,15 @@ def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:
         raise InputError("ckpt_path resumes a training, from_pretrained starts one from a trained head: set only one")
     if ckpt_path not in (None, "last") and not Path(str(ckpt_path)).exists():
         raise InputError(f"ckpt_path: expected a checkpoint at {ckpt_path}, found none")
+
+
+def check_modes(callbacks: Mapping[str, Any]) -> None:
+    """Raises InputError if a callback would take the worst validation score for the best one."""
+    for name, spec in callbacks.items():
+        monitor = str((spec or {}).get("monitor", ""))
+        mode, expected = (spec or {}).get("mode", "min"), "max" if monitor.startswith(LARGE) else "min"
+        if monitor.startswith("val/") and mode != expected:
+            raise InputError(f"callbacks.{name}.mode: expected {expected} for {monitor}, got {mode}")
 
 
 def pretrained_files(from_pretrained: str | None) -> list[Path]:

@@ -64,8 +64,14 @@ def quiet_lightning() -> None:
 class EpochLines(pl.Callback):
     """One line per epoch, and within one a line after FIRST seconds and after every minute."""
 
+    validated_epoch = -1  # its scores stay among the trainer's until the next validation
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.validated_epoch = trainer.current_epoch
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.started, self.first_step, self.due = perf_counter(), trainer.global_step, perf_counter() + FIRST
+        self.validated_epoch = -1
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         now, step, last = perf_counter(), trainer.global_step, trainer.estimated_stepping_batches
@@ -79,7 +85,8 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        entries = [f"{name} {values[name]:.4f}" for name in OF_EPOCH if name in values]
+        names = [n for n in OF_EPOCH if not n.startswith("val/") or self.validated_epoch == trainer.current_epoch]
+        entries = [f"{name} {values[name]:.4f}" for name in names if name in values]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(entries)}", flush=True)
 
 

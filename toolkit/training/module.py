@@ -15,6 +15,7 @@ from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
 from toolkit.config import commands
 from toolkit.config.notes import Internal
 from toolkit.errors import unknown_name
+from toolkit.training.checkpoints import check_modes
 from toolkit.training.examples import ExampleData, Positions
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.processes import is_first_process
@@ -210,7 +211,10 @@ class PrereadTraining(HeadTraining):
 
 
 def check_metric(cfg: commands.Train | commands.TrainHeads) -> None:
-    """Raises InputError unless this training gives the scores that `optimized_metric` and the callbacks name."""
+    """Raises InputError unless this training gives the scores that `optimized_metric` and the callbacks name.
+
+    Neither for callbacks that would take the worst score for the best one.
+    """
     training: type[HeadTraining] = get_class(cfg.model._target_)
     every: Mapping[str, Any] = getattr(cfg, "callbacks", None) or {}
     callbacks = {name: spec for name, spec in every.items() if spec is not None}
@@ -220,3 +224,4 @@ def check_metric(cfg: commands.Train | commands.TrainHeads) -> None:
     for key, score in {"optimized_metric": cfg.optimized_metric, **monitored}.items():
         if score not in names:
             raise unknown_name("score", score, names, f"as {key}")
+    check_modes(callbacks)

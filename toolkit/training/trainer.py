@@ -108,11 +108,11 @@ class Curves(pl.Callback):
         self.weight: Tensor | float = 0.0
         self.num_positions: Tensor | int = 0
         self.learning_rate = 0.0
-        self.started = 0.0
+        self.started = self.seconds = self.paused = 0.0
         self.last_step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.started = perf_counter()
+        self.started = perf_counter() - self.seconds
         self.last_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -130,15 +130,20 @@ class Curves(pl.Callback):
         if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.is_last_batch:
             self._log(trainer, pl_module)
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.paused = perf_counter()
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.started = perf_counter()  # validation is not training time
+        self.started += perf_counter() - self.paused  # validation is not training time
 
     def state_dict(self) -> dict[str, Any]:
-        return {"total": float(self.total), "weight": float(self.weight), "num_positions": int(self.num_positions)}
+        sums = {"total": float(self.total), "weight": float(self.weight), "num_positions": int(self.num_positions)}
+        return {**sums, "seconds": perf_counter() - self.started}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.total, self.weight = state_dict["total"], state_dict["weight"]
         self.num_positions = state_dict["num_positions"]
+        self.seconds = state_dict.get("seconds", 0.0)  # checkpoints of earlier revisions lack it
 
     def _log(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         now = perf_counter()

@@ -1,20 +1,22 @@
 """analysis.heads statistics=[TRACES]: fitted by the public command, scored on other sequences, and used."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
 from analysis.heads import run
+from analysis.replay.calibrate import fitted_maps
 from analysis.replay.fit_samples import Samples, samples, split
-from analysis.replay.fit_statistics import fitted
+from analysis.replay.fit_statistics import fitted, labelled_by
 from analysis.tables.files import read_table
 from data_gen import responses, traces
 from toolkit import ModelPair, config, generate
 from toolkit.acceptance import PrereadEstimator, StatisticsEstimator
 from toolkit.acceptance.folder import head_hash
-from toolkit.acceptance.statistics import NUMBERS
+from toolkit.acceptance.statistics import NUMBERS, read_statistics
 from toolkit.errors import InputError
 from toolkit.trace import join
 from toolkit.trace.steps import RecordedStep
@@ -51,6 +53,28 @@ def test_the_fit_is_scored_on_sequences_that_it_has_not_seen_and_used(recorded, 
     assert produced.counts.num_draft_calls > 0
     assert fit([str(recorded)], tmp_path, "max_drafted=4") == folder
     assert fit([str(recorded)], tmp_path, "max_drafted=4", "form=log_odds") != folder
+
+
+def test_recordings_of_one_name_are_scored_each(recorded, tmp_path):
+    """Two runs may have called their folders alike: each has its lines, and all held-out positions count."""
+    copies = [shutil.copytree(recorded, tmp_path / name / "traces") for name in ("first", "second")]
+    folder = fit(list(map(str, copies)), tmp_path, "max_drafted=4")
+    drawn = read_table(folder, "scores").query("output == 'drawn' and depth == 'all'")
+    positions = json.loads((folder / "manifest.json").read_text())["positions"]
+    assert len(drawn) == 2 and drawn.positions.sum() == positions[1]
+    assert sum(positions) == 2 * read_traces(recorded).num_positions
+
+
+def test_calibration_leaves_out_the_sequences_that_it_is_scored_on(recorded, tmp_path):
+    """The same recording for both: ECE before and after is of texts that neither has seen."""
+    folder = fit([str(recorded)], tmp_path, "max_drafted=2", f"calibration=[{recorded}]")
+    part = samples(read_traces(recorded, replicate=None), 2)
+    learned = part.where(~split(part.sequence, 0.33, seed=0))
+    outputs, record = read_statistics(folder / "statistics.json")
+    expected = fitted_maps(labelled_by(outputs, learned)).facts()
+    for name, by_depth in record["calibration"].items():
+        assert by_depth["scales"] == pytest.approx(expected[name]["scales"])
+        assert by_depth["shifts"] == pytest.approx(expected[name]["shifts"])
 
 
 def test_weights_are_those_that_made_the_labels():

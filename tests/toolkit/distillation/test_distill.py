@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import math
 import shutil
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from analysis import heads
 from analysis.replay import drafts as replayed_drafts
 from analysis.tables.files import read_table
+from tests.toolkit.test_eagle3 import unrolled_logits
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
 from toolkit.distillation.data import MEASURED, DraftBatch, TextPart
@@ -89,6 +91,11 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     stamp = (folder / "metrics.json").stat().st_mtime_ns
     run("run", "loss=forward_kl", "trainer.max_epochs=4")  # finished before
     assert (folder / "metrics.json").stat().st_mtime_ns == stamp
+
+
+def test_the_draft_of_the_largest_loss_is_not_the_best_one(run):
+    with pytest.raises(InputError, match="callbacks.checkpoints.mode: expected min for val/loss, got max"):
+        run("run", "optimized_metric=val/loss")
 
 
 def cut_often(run, monkeypatch, *words):
@@ -513,6 +520,42 @@ def test_an_interrupted_run_exports_its_best_draft_and_goes_on(run, monkeypatch)
     assert same_weights(run("cut", *words), expected)
 
 
+def test_the_best_state_is_the_one_that_was_validated(run):
+    """Also within epochs, of which the last steps are not validated: seven batches, validated after three and six."""
+    folder = run("run", "+trainer.val_check_interval=.5", "optimizer.lr=.1")
+    with open(folder / "metrics.csv", newline="") as file:
+        alphas = [float(line["val/alpha"]) for line in csv.DictReader(file) if line["val/alpha"]]
+    assert len(alphas) == 5 and scores(folder)["val/alpha"] == pytest.approx(max(alphas[1:]), abs=1e-6)
+
+
+def test_the_positions_are_those_that_were_read(run, monkeypatch, capsys):
+    read, step = [], DraftTraining.validation_step
+    monkeypatch.setattr(
+        DraftTraining,
+        "validation_step",
+        lambda self, batch, i: (read.append(len(batch.labels)), step(self, batch, i))[1],
+    )
+    words = ["+trainer.limit_val_batches=2", "data.batch_size=2", "trainer.max_epochs=1"]
+    assert scores(run("run", *words))["positions"] == sum(read[:2])
+    assert f"at {sum(read[:2])} of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("export", [False, True])
+def test_curves_hold_the_state_of_their_step(run, monkeypatch, export):
+    """The scores of the exported state, an earlier one, are not another point at their end, or the first one's."""
+    words = ["optimizer.lr=.3", "trainer.max_epochs=3"]
+    folder = run("run", *words)
+    if export:
+        (folder / "manifest.json").unlink()
+        run("run", *words, "export=true")
+    with open(folder / "metrics.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    alphas = [float(line["val/alpha"]) for line in lines if line["val/alpha"]]
+    first, best = (scores(folder)[f"{name}/alpha"] for name in ("start", "val"))
+    assert len(alphas) == 4 and alphas[0] == pytest.approx(first)
+    assert lines[-1]["train/lr"] and max(alphas) == pytest.approx(best)
+
+
 def test_texts_beyond_a_drafts_context_are_passed_over(run, tiny_pair, tmp_path, capsys):
     short = shutil.copytree(tiny_pair / "draft", tmp_path / "short")
     config = json.loads((short / "config.json").read_text())
@@ -565,6 +608,30 @@ def test_texts_that_are_too_short_for_a_depth_weigh_nothing():
     assert among["val/alpha"] != pytest.approx(alone["val/alpha"])  # token 7 of the first is predicted at depth 1
     for name in ("val/alpha_2", "val/alpha_3"):
         assert among[name] == pytest.approx(alone[name])
+
+
+def test_validation_counts_the_rounds_that_decoding_has():
+    """Not those that begin inside a prompt; the slow way drafts token by token, from every start within the response."""
+    target = tiny_llama(32, 3, 1, torch.float32)
+    draft, kind, states = tiny_eagle3(target), Unrolled([0, 1, 2], depth=3), TargetStates(target, [0, 1, 2])
+    training = UnrolledTraining(
+        draft, OnlineTeacher(target, 1.0), ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0),
+        torch.optim.SGD, states=states, kind=kind,
+    )  # fmt: skip
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    sequences = [([5, 8, 9, 11, 3, 14], [6, 7, 9]), ([4, 21], [6, 30])]
+    (logged,) = trainer.validate(training, DataLoader([DraftBatch(sequences)], batch_size=None), verbose=False)
+    alphas = {depth: [] for depth in (1, 2, 3)}
+    for prompt, response in sequences:
+        text = [*prompt, *response]
+        for start in range(len(prompt), len(text)):  # tokens that are there when a round begins
+            for depth in range(1, 1 + min(3, len(text) - start)):
+                logits = unrolled_logits(target, draft, text[:start], text[start : start + depth - 1])[-1]
+                q = logits.softmax(-1)
+                p = target(torch.tensor([text[: start + depth - 1]])).logits[0, -1].softmax(-1)
+                alphas[depth].append(float(torch.minimum(p, q).sum()))
+    for depth, name in enumerate(("val/alpha", "val/alpha_2", "val/alpha_3"), start=1):
+        assert logged[name] == pytest.approx(sum(alphas[depth]) / len(alphas[depth]), abs=1e-5), name
 
 
 @pytest.mark.parametrize("vocabulary", [12, pytest.param("null", marks=pytest.mark.slow)])

@@ -26,3 +26,5 @@ def test_the_recipe_says_what_its_points_say(capsys, tmp_path):
     points = pd.read_csv(CURVE)
     expected = expected_alpha(points[points.kind == "separate"], 24_000)
     assert f"an alpha of {expected:.2f}" in capsys.readouterr().out
+    run(config.compose("responses", [*words, "prompts.limit=100"]))  # fewer tokens than were ever measured
+    assert f"an alpha of at most {expected_alpha(points[points.kind == 'separate'], 1):.2f}" in capsys.readouterr().out

@@ -126,6 +126,18 @@ def test_scores_are_read_by_name(tmp_path):
         read_scores(sweep, ["discard_rate"])
 
 
+def test_the_worst_training_is_not_searched_for(tmp_path):
+    """`toolkit.distill` returns val/alpha, and scores are minimised unless directions say otherwise."""
+    words = ["-m", "hydra/sweeper=ask_tell", "optimizer.lr=interval(.001,.1)", "responses=[x]"]
+    words += [f"hydra.sweep.dir={tmp_path}/search", "hydra.sweeper.retries=0", "hydra.sweeper.trials=1"]
+    for more, message in (
+        (["hydra.sweeper.directions=[minimize]"], "expected maximize for val/alpha, got minimize"),
+        (["hydra.sweeper.directions=[maximize]", "optimized_metric=val/loss"], "expected minimize for val/loss"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "toolkit.distill", *words, *more], capture_output=True, text=True)
+        assert done.returncode == 1 and f"error: hydra.sweeper.directions: {message}" in done.stderr
+
+
 # -- whole commands ---------------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,10 @@ def test_each_head_is_the_one_that_is_trained_alone(tiny_overrides, tiny_mix, tm
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(head.parameters(), other.parameters(), strict=True))
         assert about["metrics"]["val/auroc"] == pytest.approx(said["metrics"]["val/auroc"], abs=1e-6)
     assert (folder / "table.csv").read_text().count("\n") == 5
+    with pytest.raises(InputError, match="model: expected acceptance_head"):
+        train_heads.run(compose("train_heads", [*words, "model=preread_head", "data=traced"]))
+    with pytest.raises(InputError, match="optimized_metric: expected a score that is to be small"):
+        train_heads.run(compose("train_heads", [*words, "optimized_metric=val/auroc"]))
     with pytest.raises(InputError, match="twice"):
         train_heads.run(compose("train_heads", [*words, "depths=[1,1]", f"paths.output_dir={tmp_path}/twice"]))
 

@@ -1,7 +1,9 @@
 """Training heads end to end on a tiny data set: results, resuming after any interruption, sweeps, refusals."""
 
+import csv
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,54 @@ def test_a_run_leaves_everything_behind(trained, overrides):
     for refused in (lambda: train.score(config, trained), lambda: train.run(config)):
         with pytest.raises(InputError, match="optimized_metric"):
             refused()
+
+
+def test_the_line_of_an_epoch_has_its_own_scores(run, capsys):
+    run("run", *SMALL, "trainer.check_val_every_n_epoch=2")
+    lines = [line for line in capsys.readouterr().out.split("\n") if line.startswith("epoch ")]
+    assert ["val/auroc" in line for line in lines] == [False, True, False]
+
+
+def test_the_worst_score_is_not_taken_for_the_best_one(run):
+    with pytest.raises(InputError, match="callbacks.checkpoints.mode: expected max for val/auroc, got min"):
+        run("small", "optimized_metric=val/auroc")
+    folder = run("large", "optimized_metric=val/auroc", "callbacks.checkpoints.mode=max")
+    scored = [float(row["val/auroc"]) for row in curves(folder) if row["val/auroc"]]
+    assert read_json(folder / "metrics.json")["val/auroc"] == pytest.approx(max(scored)) and min(scored) < max(scored)
+
+
+def test_speed_is_that_of_the_positions_it_counts(run, monkeypatch):
+    """A clock of 1 s per step and 50 s per batch of validation; whatever is validated or interrupted between two lines."""
+    clock, steps = [0.0], [0]
+    train_step, validation_step = HeadTraining.training_step, HeadTraining.validation_step
+
+    def step(self, batch, batch_idx):
+        steps[0] += 1
+        if steps[0] == 8:
+            raise RuntimeError("power cut")
+        clock[0] += 1
+        return train_step(self, batch, batch_idx)
+
+    def validate(self, batch, batch_idx):
+        clock[0] += 50
+        return validation_step(self, batch, batch_idx)
+
+    monkeypatch.setattr("toolkit.training.trainer.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(HeadTraining, "training_step", step)
+    monkeypatch.setattr(HeadTraining, "validation_step", validate)
+    words = [*SMALL, "+trainer.val_check_interval=.5", "callbacks.checkpoints.every_n_steps=5"]
+    with pytest.raises(RuntimeError, match="power cut"):
+        run("run", *words)
+    clock[0] += 1000
+    folder = run("run", *words)
+    lines = [row for row in csv.DictReader((folder / "metrics.csv").read_text().split("\n")) if row["train/loss"]]
+    ends = [0, *(int(row["step"]) + 1 for row in lines)]
+    seen = [
+        float(row["perf/tokens_per_second"]) * (last - first)
+        for row, (first, last) in zip(lines, pairwise(ends), strict=True)
+    ]
+    _, about = AcceptanceHead.load(folder / "head")
+    assert sum(seen) == pytest.approx(3 * about["num_positions"])
 
 
 def test_heads_learn(run):

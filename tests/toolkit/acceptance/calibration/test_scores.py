@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
+from matplotlib.axes import Axes
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from torch.nn.functional import logsigmoid
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
 from toolkit.acceptance.calibration.scores import CalibrationScores, platt_scaled
+from toolkit.training.export import draw_reliability
 
 P = 1009
 
@@ -148,3 +150,15 @@ def test_extreme_scores_are_counted():
     binned = CalibrationScores(num_roc_bins=4)
     binned.update(torch.tensor([-1e4, -19.0, -1.0, 1e4]), torch.tensor([0.25, 0.5, 0.5, 1.0]))
     assert binned.accepted.tolist() == [0.75, 0.5, 0, 1] and binned.rejected.tolist() == [1.25, 0.5, 0, 0]
+
+
+def test_bins_without_positions_are_drawn_empty(tmp_path, monkeypatch):
+    drawn, logits = [], torch.tensor([-9.0, -9.0, -9.0, 0.0, 9.0])
+    monkeypatch.setattr(Axes, "stairs", lambda self, values, edges, **_: drawn.append((values, edges)))
+    scores = CalibrationScores()
+    scores.update(logits, torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]))
+    draw_reliability([{"scores": "raw", **row} for row in scores.reliability()], tmp_path / "diagram.png")
+    ((values, edges),) = drawn
+    for middle in (torch.arange(15) + 0.5) / 15:
+        (count,) = [n for n, low, high in zip(values, edges[:-1], edges[1:], strict=True) if low < middle < high]
+        assert count == ((torch.sigmoid(logits) - middle).abs() < 0.5 / 15).sum()
