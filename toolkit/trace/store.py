@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from toolkit.acceptance.folder import KINDS, recorded_name, scorers
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
-from toolkit.models.fingerprint import fingerprint
+from toolkit.models.fingerprint import computed_by
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text
 from toolkit.runs.stage import MANIFEST, read_manifest
@@ -161,7 +161,7 @@ class Store:
             raise InputError("every response failed: there is nothing to replay")
         rows = range(len(sequences)) if rows is None else rows
         scored_by = {scorer.key: scorer for folder in heads for scorer in scorers(pair, folder).values()}
-        read = [fingerprint(pair.target), fingerprint(pair.draft), vars(sampling), sorted(pair.ends(sampling))]
+        read = [computed_by(pair.target), computed_by(pair.draft), vars(sampling), sorted(pair.ends(sampling))]
         numbered = [
             [row, list(map(int, prompt)), list(map(int, produced))]
             for row, (prompt, produced) in zip(rows, sequences, strict=True)
