@@ -32,6 +32,7 @@ from toolkit.trace.score import with_logits
 from toolkit.trace.trace import Trace, join
 
 SUMMARY = "summary.json"  # what the traces depend on, the same whenever they are recorded
+SAME_PROMPT = "same_prompt"  # of the summary: lists of rows that answer one prompt, where there are several
 SHARD = 16  # sequences in a file: an interruption loses at most the work on these
 OLDER = "trace-*-000.safetensors"  # files of sweeps before this format
 
