@@ -34,7 +34,8 @@ class AskTell(Sweeper):
         folder = Path(self.config.hydra.sweep.dir)
         words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         try:
-            search = Search(folder, Settings(**self.settings), words, self.hydra_context.config_loader)
+            command = str(self.config.hydra.job.config_name)
+            search = Search(folder, Settings(**self.settings), words, self.hydra_context.config_loader, command)
         except InputError as error:
             raise CompactHydraException(f"error: {error}") from error
         OmegaConf.save(self.config, folder / "multirun.yaml")
