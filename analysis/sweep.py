@@ -67,7 +67,7 @@ def run(cfg: commands.Sweep) -> Path:
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
     part = part_of(cfg)
     finished = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
-    digest = settings_hash("sweep", cfg, GRID, methods=[setting.content for setting in settings])
+    digest = settings_hash("sweep", cfg, (*GRID, "batch_size"), methods=[setting.content for setting in settings])
     if finished is not None and finished.manifest.get("asked") == digest:
         print(f"sweep: {len(settings)} settings, finished before")
         summary, lengths = (read_table(finished.folder, name) for name in ("summary", "lengths"))

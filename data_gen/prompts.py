@@ -66,8 +66,8 @@ class JsonlPrompts(PromptSource):
     """A prompts file (see `toolkit.models.prompts`), or one of three disjoint parts of it.
 
     split   train, dev or test; None: all of the file
-    shares  of dev and test; train is the rest. A hash of its id says which part a prompt is in: prompts that are added to
-            the file later move no other
+    shares  of dev and test; train is the rest. A hash of its id says which part a prompt is in, of its first id if the
+            file holds it several times: prompts that are added to the end of the file later move no other
     limit   how many of the part
     """
 
@@ -90,8 +90,13 @@ class JsonlPrompts(PromptSource):
             )
 
     def load(self) -> list[Prompt]:
-        prompts = self._load()
-        chosen = [prompt for prompt in prompts if self.split in (None, part_of(prompt.id, self.shares))][: self.limit]
+        prompts, ids = self._load(), dict[str, str]()
+        chosen = []
+        for prompt in prompts:
+            first = ids.setdefault(str(prompt.content), prompt.id)
+            if self.split in (None, part_of(first, self.shares)):
+                chosen.append(prompt)
+        chosen = chosen[: self.limit]
         if not chosen:
             part = "" if self.split is None else f" of the {self.split} part"
             raise InputError(f"expected prompts{part}, found none among the {len(prompts)} in {self.path}; add some")

@@ -102,11 +102,12 @@ def read_responses(
         raise InputError(f"expected responses, found none in {', '.join(map(str, paths))}")
     free: dict[str, Any] = {"seed": 0} if same_ends else {"seed": 0, "max_new_tokens": 1, "stop": (), "end_ids": ()}
     distributions = [replace(sampling, **free) for sampling in samplings]
+    recorded_target = next((target for target in targets if target is not None), None)  # endpoints name no weights
     for folder, distribution, target in zip(paths, distributions, targets, strict=True):
-        other = targets[0] is not None and target is not None and targets[0].other_than(target) is not None
+        other = recorded_target is not None and target is not None and recorded_target.other_than(target) is not None
         if distribution != distributions[0] or other:
             raise InputError(f"{folder} and {paths[0]} differ in target or sampling: work on them apart")
-    return TargetResponses(rows, samplings[0], targets[0], inputs)
+    return TargetResponses(rows, samplings[0], recorded_target, inputs)
 
 
 def within_context(pair: ModelPair, responses: TargetResponses) -> TargetResponses:

@@ -30,7 +30,7 @@ from toolkit.sampling import Sampling
 from toolkit.trace.record import Recorder
 from toolkit.trace.record_by_start import depth_that_pays, recorder_of
 from toolkit.trace.score import named_scorers
-from toolkit.trace.store import SUMMARY, Shard, complete, file_name, read_file
+from toolkit.trace.store import SAME_PROMPT, SUMMARY, Shard, complete, file_name, read_file
 
 IGNORED = ("dry_run", *RANKS)
 PROBE = 4  # texts a dry run records
@@ -112,20 +112,21 @@ def run(cfg: commands.Traces) -> Path:
         with joining(stage) as last:
             if last:
                 contents = {"replicates": cfg.replicates, "num_shards": len(shards)}
-                expected = [row["row"] for row in rows]
-                _finish(stage, paths, job, facts, expected, {**contents, "states": states if cfg.hidden else None})
+                _finish(stage, paths, job, facts, rows, {**contents, "states": states if cfg.hidden else None})
     return stage.folder
 
 
 def _finish(
-    stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], rows: Sequence[int], contents: dict[str, Any]
+    stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], rows: Sequence[Any], contents: dict[str, Any]
 ) -> None:
     """Count what all files hold, and close the manifest. The files are read, and checked, one at a time.
 
     Rows that a file lacks have failed. Raises InputError if all of them have.
     """
     totals = {"num_positions": 0, "num_steps": 0}
-    times = dict.fromkeys(rows, 0)
+    times, by_prompt = dict.fromkeys((row["row"] for row in rows), 0), dict[tuple[int, ...], list[int]]()
+    for row in rows:
+        by_prompt.setdefault(tuple(row["prompt_ids"]), []).append(row["row"])
     for path in paths:
         trace = read_file(path, job)
         totals = {name: count + getattr(trace, name) for name, count in totals.items()}
@@ -139,7 +140,8 @@ def _finish(
     print(f"traces: {sequences}, {steps:,} steps, {size / 2**20:.1f} MiB")
     if failed:
         print(f"  {len(failed)} of the texts failed, first: {reasons[0]}")
-    write_json(stage.folder / SUMMARY, {"job": job, **facts})
+    several = [numbers for numbers in by_prompt.values() if len(numbers) > 1]
+    write_json(stage.folder / SUMMARY, {"job": job, **({SAME_PROMPT: several} if several else {}), **facts})
     outcome = {"num_texts": len(rows), "num_failed": len(failed), "first_error": next(iter(reasons), None)}
     stage.finish(job=job, **outcome, **contents, **totals, bytes=size, **facts)
 

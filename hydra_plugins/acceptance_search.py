@@ -34,9 +34,9 @@ class AskTell(Sweeper):
         folder = Path(self.config.hydra.sweep.dir)
         words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         try:
-            settings = Settings(**self.settings)
+            settings, command = Settings(**self.settings), str(self.config.hydra.job.config_name)
             check_directions(settings.metrics or [self.config.get("optimized_metric")], settings.directions)
-            search = Search(folder, settings, words, self.hydra_context.config_loader)
+            search = Search(folder, settings, words, self.hydra_context.config_loader, command)
         except InputError as error:
             raise CompactHydraException(f"error: {error}") from error
         OmegaConf.save(self.config, folder / "multirun.yaml")

@@ -42,7 +42,7 @@ from typing import Any
 
 from toolkit.config import commands, instantiate, plain
 from toolkit.costs.kept import costs_here, with_costs
-from toolkit.decoding import ChainProposer, decode
+from toolkit.decoding import ChainProposer, Method, decode
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
@@ -74,7 +74,11 @@ def run(cfg: commands.Decode) -> Path:
     if plain(cfg.method)["policy"].get("costs", "") is None:  # they are part of what determines the texts
         pair = instantiate(cfg.pair)
         cfg = _with_costs(cfg, pair)
-    stage = finished_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED) or _decoded(cfg, pair)
+    method, config = instantiate(cfg.method), plain(cfg)
+    if method.couples_rows:  # its decisions depend on the whole batch
+        config["decoded_together"] = cfg.batch_size
+    stage = finished_stage("decode", config, inputs=prompt_files(cfg), ignore=IGNORED)
+    stage = stage or _decoded(cfg, config, method, pair)
     for key, value in read_json(stage.folder / "summary.json").items():
         print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     facts = stage.manifest
@@ -105,15 +109,15 @@ def _with_costs(cfg: commands.Decode, pair: ModelPair) -> commands.Decode:
     return cfg
 
 
-def _decoded(cfg: commands.Decode, pair: ModelPair | None) -> Stage:
-    """Decode the prompts and write the results, unless the stage is finished."""
-    method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), pair or instantiate(cfg.pair)
+def _decoded(cfg: commands.Decode, config: dict[str, Any], method: Method, pair: ModelPair | None) -> Stage:
+    """Decode the prompts and write the results, unless the stage of this config is finished."""
+    sampling, pair = instantiate(cfg.sampling), pair or instantiate(cfg.pair)
     bound = method.bind(pair)  # before anything is written
     chains = isinstance(bound.proposer, ChainProposer | CopyProposer) and bound.beams is None and bound.limit > 0
     prompts = instantiate(cfg.prompts).load()
     if hint := hint_of_template(pair.tokenizer, [prompt.content for prompt in prompts]):
         print(hint, file=sys.stderr)
-    stage = open_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
+    stage = open_stage("decode", config, inputs=prompt_files(cfg), ignore=IGNORED)
     if not stage.finished:
         started = perf_counter()
         with TokenBar(f"decode {method.name}", len(prompts), sampling.max_new_tokens) as bar:

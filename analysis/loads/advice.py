@@ -96,16 +96,21 @@ def advise_by_replay(cfg: commands.Advise) -> Path:
 
 
 def split(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
-    """Dev and test: halves by the order of a hash of the ids. Raises InputError for too few prompts or ids."""
+    """Dev and test: halves by the order of a hash of the ids, of its first one where a prompt has several.
+
+    Raises InputError for too few prompts, or different ones.
+    """
     if len(prompts) < FEWEST:
         raise InputError(f"expected at least {FEWEST} prompts to split into dev and test, got {len(prompts)}")
-    ordered = sorted({str(prompt.id) for prompt in prompts}, key=lambda name: content_hash([name]))
+    ids = dict[str, str]()
+    names = [ids.setdefault(str(prompt.content), str(prompt.id)) for prompt in prompts]
+    ordered = sorted({*names}, key=lambda name: content_hash([name]))
     on_dev = set(ordered[: round(len(ordered) / 2)])
     if not 0 < len(on_dev) < len(ordered):
-        raise InputError("expected prompts with different ids to split into dev and test")
+        raise InputError("expected different prompts to split into dev and test")
     parts: dict[str, list[Prompt]] = {"dev": [], "test": []}
-    for prompt in prompts:
-        parts["dev" if str(prompt.id) in on_dev else "test"].append(prompt)
+    for prompt, name in zip(prompts, names, strict=True):
+        parts["dev" if name in on_dev else "test"].append(prompt)
     return parts
 
 

@@ -96,12 +96,13 @@ class SweepContext:
                 f"grid.{setting.method}.head=[FOLDER], or leave the method out with ~grid.{setting.method}"
             )
         config, weights = setting.content["method"], None
-        self.methods[setting.name] = instantiate(config)
-        self.methods[setting.name].bind(self.pair)
+        self.methods[setting.name] = method = instantiate(config)
+        method.bind(self.pair)
         if reads_head(setting):
             head = setting.head or self.pair.head
             weights = head_hash(head) if head else digest(SHIPPED)
-        return content_hash([shared, contents_of(config).identity, weights], length=16)
+        together = [self.batch_size] if method.couples_rows else []
+        return content_hash([shared, contents_of(config).identity, weights, *together], length=16)
 
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:

@@ -101,6 +101,13 @@ def test_finished_cells_are_skipped_and_a_larger_grid_goes_on(tmp_path, decoded,
     assert len(decoded) == 4, "a broken file is made again"
 
 
+def test_cells_whose_rows_decide_together_are_decoded_again_at_another_batch_size(tmp_path, decoded):
+    grid = {"autoregressive": {}, "batch_rate": {}, "rate": {}}
+    for size in (1, 3, 3):
+        sweep.run(sweep_config(tmp_path, grid=grid, source="live", batch_size=size))
+    assert decoded == ["autoregressive", "batch_rate", "rate", "batch_rate"]
+
+
 def test_the_summary_names_no_part_that_there_is_not_and_no_seconds_of_replays(tmp_path, capsys, decoded, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")  # all columns fit
     replayed = sweep_config(tmp_path, grid=SMALL, source="traces")

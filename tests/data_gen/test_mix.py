@@ -17,7 +17,7 @@ from toolkit.decoding import decode
 from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
-from toolkit.runs.stage import read_manifest
+from toolkit.runs.stage import checksum, read_manifest
 from toolkit.sampling import Sampling, draw, row_generator, warp
 
 SAMPLINGS = [
@@ -292,9 +292,17 @@ def test_empty_responses_and_other_targets_are_refused(
         patch.setattr(texts, "read_rows", lambda folder: iter([]))
         with pytest.raises(InputError, match="expected responses"):
             mix.run(cfg)
-    swapped = config(tiny_overrides, tiny_responses, tmp_path / "b", f"pair.target={tiny_pair}/draft")
-    with pytest.raises(InputError, match="another target"):
-        mix.run(swapped)
+    remote = tmp_path / "remote"  # as endpoints make them: the target's weights are not known
+    shutil.copytree(tiny_responses, remote)
+    manifest = read_json(remote / "manifest.json")
+    del manifest["target_fingerprint"], manifest["target_weights"]
+    manifest["checksum"] = checksum(manifest)
+    (remote / "manifest.json").write_text(json.dumps(manifest))
+    both = f"[{tiny_responses},{remote}]", f"[{remote},{tiny_responses}]"
+    for name, folders in zip("bcd", (tiny_responses, *both), strict=True):
+        swapped = config(tiny_overrides, folders, tmp_path / name, f"pair.target={tiny_pair}/draft")
+        with pytest.raises(InputError, match="another target"):
+            mix.run(swapped)
 
 
 def test_the_preview_marks_where_tokens_come_from():

@@ -297,6 +297,19 @@ def test_parts_of_a_file_are_disjoint_and_stay_when_it_grows(tmp_path):
         JsonlPrompts(file, split=empty[0]).load()
 
 
+def test_a_prompt_that_a_file_holds_under_several_ids_is_in_one_part(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    contents = [
+        f'"prompt": "p{i % 30}"' if i % 2 else f'"messages": [{{"role": "user", "content": "p{i % 30}"}}]'
+        for i in range(300)
+    ]
+    file.write_text("".join(f'{{"id": {i}, {content}}}\n' for i, content in enumerate(contents)))
+    parts = {name: JsonlPrompts(file, split=name).load() for name in ("train", "dev", "test")}
+    assert sum(map(len, parts.values())) == 300
+    texts = [{str(prompt.content) for prompt in prompts} for prompts in parts.values()]
+    assert sum(map(len, texts)) == len(set().union(*texts)) == 30
+
+
 def test_an_id_that_is_no_unicode_has_a_part_of_its_own_file(tmp_path):
     """Half a character as an id: JSON can hold it, UTF-8 cannot."""
     path = tmp_path / "prompts.jsonl"

@@ -30,6 +30,16 @@ def test_a_second_run_finds_the_first(tiny_overrides, tmp_path, capsys):
     assert f"{manifest['num_tokens'] / manifest['seconds']:.4g} (batch size 2" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("method", "shared"), [("batch_rate", False), ("rate", True)])
+def test_a_batch_of_another_size_is_decoded_where_rows_decide_together(method, shared, tmp_path):
+    options = ["prompts=toy_math", "prompts.limit=4", "sampling.max_new_tokens=12", f"method={method}", "track=false"]
+    cfgs = [config.compose("decode", [*options, f"batch_size={size}", f"paths.root_dir={tmp_path}"]) for size in (1, 4)]
+    folders = [decode.run(cfg) for cfg in cfgs]
+    assert (folders[0] == folders[1]) == shared
+    sizes = [read_json(folder / "manifest.json")["batch_size"] for folder in folders]
+    assert sizes == [1, 1 if shared else 4]
+
+
 def test_a_run_is_logged_by_its_rates_and_its_gain(tiny_overrides, tmp_path):
     options = [
         "prompts=toy_math",

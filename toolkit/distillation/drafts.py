@@ -27,7 +27,7 @@ from toolkit.models.block_format import save as save_block
 from toolkit.models.draft_formats import reads_target
 from toolkit.models.eagle3 import Eagle3, is_eagle3
 from toolkit.models.eagle3 import save as save_eagle3
-from toolkit.models.fingerprint import fingerprint
+from toolkit.models.fingerprint import computed_by
 from toolkit.models.pair import check_same_tokenizer, lacks_tokenizer, load_draft, load_tokenizer, resolve
 from toolkit.models.reduced import kept_tokens, whole_vocabulary
 from toolkit.models.reduced import save as save_reduced
@@ -284,7 +284,7 @@ def most_costly(model: Any, sequences: Sequence[Text], count: int, folder: Path)
     total = len(layers)
     if count > total:
         raise InputError(f"layers: expected at most {total}, got {count}")
-    path = folder / f"{content_hash([fingerprint(model), name, [[*map(list, text)] for text in sequences]])}.json"
+    path = folder / f"{content_hash([computed_by(model), name, [[*map(list, text)] for text in sequences]])}.json"
     if path.exists():
         costs = read_json(path)["nats"]
     else:

@@ -3,7 +3,7 @@
 For training, a cache keeps the k most probable tokens of every position, and the log of the mass of all others. So a loss may
 be a bound of the true one (`losses.py` says which). For validation it keeps the whole of p: no score is a bound.
 
-    FOLDER/<hash of target, k, temperature, formats>/
+    FOLDER/<hash of target, its configuration, k, temperature, formats>/
         about.json                         which they are, and V
         <hash of texts>.safetensors        of up to SHARD texts: tokens [N, k], log_probs [N, k], log_rest [N], and where each
                                            text begins
@@ -34,7 +34,7 @@ from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
 from toolkit.files.tensors import load_tensors, save_tensors
-from toolkit.models.fingerprint import Weights
+from toolkit.models.fingerprint import Weights, configuration
 from toolkit.models.teacher import Text, logits_of, produced_states
 
 SHARD = 256  # texts of a file
@@ -314,6 +314,7 @@ class CachedTeacher:
             if {name: record[name] for name in ("top_k", "temperature", "dtype") if name in record} == settings
             and (self.weights is None or Weights.changed(record, self.weights, "target") is None)
         ]
+        folders = [folder for folder in folders if "format" not in records[folder]] or folders
         if len(folders) > 1:
             raise InputError(f"teacher.folder: {root} is of several targets: expected responses that name theirs")
         return folders[0] if folders else own
@@ -323,9 +324,13 @@ class CachedTeacher:
         return {"top_k": self.top_k, "temperature": self.temperature, **dtype}
 
     def _format(self) -> dict[str, str]:
-        """The target's number format, unless it is float32: the same weights give other distributions in another one."""
-        other = self.target is not None and self.target.dtype != torch.float32
-        return {"format": str(self.target.dtype).removeprefix("torch.")} if other else {}
+        """The target's configuration and its number format, unless that is float32: in others the same weights give other
+        distributions.
+        """
+        if self.target is None:
+            return {}
+        other = {} if self.target.dtype == torch.float32 else {"format": str(self.target.dtype).removeprefix("torch.")}
+        return {"configuration": configuration(self.target), **other}
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

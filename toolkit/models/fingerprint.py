@@ -30,6 +30,11 @@ ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bflo
 SUBNORMAL = {"float16": 2.0**-25}  # absolute, of entries near zero
 SUMMATION = 1e-9  # of a sum of the same numbers in another order, relative to the norm
 MARGIN = 8.0  # standard errors of a sum, and more: the rounding of single entries is smaller than its bound
+# Of a configuration: what changes no number that a forward pass gives. The number format counts as the model has it.
+IMMATERIAL = (
+    "_name_or_path", "transformers_version", "architectures", "dtype", "use_cache", "return_dict", "id2label", "label2id",
+    "output_hidden_states", "output_attentions", "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
 Sketch = dict[str, Any]  # {"format": "float32", "tensors": {name: [shape, norm, sums]}, "adapters": rows, if any}
 _chunk_signs = cache(lambda device: _signs("signs", CHUNK).to(device))
 _REMEMBERED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
@@ -88,6 +93,17 @@ def fingerprint(model: Any) -> str:
     if not hasattr(model, "state_dict"):
         return content_hash(model.probs.tolist())
     return str(_once(model, "identity", lambda: content_hash([*_checksums(model), *adapters(model)])))
+
+
+def configuration(model: Any) -> str:
+    """A short hash of what the numbers of a forward pass depend on beside the weights and their format: RoPE, windows, caps."""
+    config = model.config.to_dict() if hasattr(model, "config") else {}
+    return content_hash({name: value for name, value in config.items() if name not in IMMATERIAL})
+
+
+def computed_by(model: Any) -> list[str]:
+    """All that the numbers of a forward pass depend on: weights, their number format and the configuration."""
+    return [fingerprint(model), str(getattr(model, "dtype", None)), configuration(model)]
 
 
 def sketch(model: Any) -> Sketch:

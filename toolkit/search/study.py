@@ -16,12 +16,14 @@ from typing import Annotated, Any, Literal
 
 import pandas as pd
 
+from toolkit import config as configs
+from toolkit.config.identity import contents_of
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json, write_text
 from toolkit.files.text import lines_of
-from toolkit.runs.stage import OUTPUT
+from toolkit.runs.stage import FREE_KEYS, OUTPUT
 
 JOURNAL = "search.journal"
 NO_CHOICE = ("oracle", "upper_bound", "autoregressive")  # methods that are not searched for
@@ -51,9 +53,10 @@ class Search:
 
     words   overrides: those that vary become `space` (key -> Optuna's distribution), the others are `fixed`
     loader  Hydra's, for globs over a config group
+    command the root config: other content of the files that it reads makes another search; empty: none are known
     """
 
-    def __init__(self, folder: Path, settings: Settings, words: Sequence[str], loader: Any = None):
+    def __init__(self, folder: Path, settings: Settings, words: Sequence[str], loader: Any = None, command: str = ""):
         try:
             from optuna import create_study, get_all_study_names, logging, samplers
             from optuna.storages import JournalStorage
@@ -63,12 +66,16 @@ class Search:
         self.folder, self.settings = folder, settings
         self.space, self.fixed = read_space(words, loader)
         space, directions = {key: repr(values) for key, values in self.space.items()}, list(settings.directions)
-        name = content_hash([sorted(self.fixed), space, list(settings.metrics), directions])
+        files = _files_read(command, self.fixed) if command else {}
+        name = content_hash(
+            [sorted(self.fixed), space, list(settings.metrics), directions, *([files] if files else [])]
+        )
         folder.mkdir(parents=True, exist_ok=True)
         logging.set_verbosity(logging.WARNING)
         storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
         if {*get_all_study_names(storage)} - {name}:
-            raise InputError(f"{folder} holds another search (other overrides): choose another hydra.sweep.dir")
+            what = "other overrides, or other content of the files that it reads"
+            raise InputError(f"{folder} holds another search ({what}): choose another hydra.sweep.dir")
         self.study = create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
         seed = settings.seed + len(self.study.trials)  # another one when the search goes on
         kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "nsgaii": samplers.NSGAIISampler}
@@ -98,6 +105,14 @@ class Search:
             self.study.tell(trial.number, state=TrialState.FAIL)
         else:
             self.study.tell(trial.number, list(scores))
+
+
+def _files_read(command: str, fixed: Sequence[str]) -> dict[str, Any]:
+    """Digests of the files and models that all trials read, by key."""
+    plain = configs.plain(configs.compose(command, fixed, checked=False))
+    contents = contents_of({key: value for key, value in plain.items() if key not in FREE_KEYS}, command)
+    digests = configs.flatten(contents.identity)
+    return {key: digests.get(key) for key in contents.paths}
 
 
 def read_space(words: Sequence[str], loader: Any = None) -> tuple[dict[str, Any], list[str]]:

@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from toolkit.acceptance.folder import KINDS, recorded_name, scorers
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
-from toolkit.models.fingerprint import fingerprint
+from toolkit.models.fingerprint import computed_by
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text
 from toolkit.runs.stage import MANIFEST, read_manifest
@@ -32,6 +32,7 @@ from toolkit.trace.score import with_logits
 from toolkit.trace.trace import Trace, join
 
 SUMMARY = "summary.json"  # what the traces depend on, the same whenever they are recorded
+SAME_PROMPT = "same_prompt"  # of the summary: lists of rows that answer one prompt, where there are several
 SHARD = 16  # sequences in a file: an interruption loses at most the work on these
 OLDER = "trace-*-000.safetensors"  # files of sweeps before this format
 
@@ -161,7 +162,7 @@ class Store:
             raise InputError("every response failed: there is nothing to replay")
         rows = range(len(sequences)) if rows is None else rows
         scored_by = {scorer.key: scorer for folder in heads for scorer in scorers(pair, folder).values()}
-        read = [fingerprint(pair.target), fingerprint(pair.draft), vars(sampling), sorted(pair.ends(sampling))]
+        read = [computed_by(pair.target), computed_by(pair.draft), vars(sampling), sorted(pair.ends(sampling))]
         numbered = [
             [row, list(map(int, prompt)), list(map(int, produced))]
             for row, (prompt, produced) in zip(rows, sequences, strict=True)

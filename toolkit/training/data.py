@@ -14,6 +14,7 @@ from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import content_hash
 from toolkit.files.text import first_line
+from toolkit.models.fingerprint import configuration
 from toolkit.models.teacher import hidden_size
 from toolkit.training.cached import FORMAT, StoredStates, announce
 from toolkit.training.examples import ExampleData, Positions
@@ -72,7 +73,7 @@ class MixedData(ExampleData):
     @property
     def cache_folder(self) -> Path:
         """The folder that keeps the states of this draft over these data."""
-        held: list[Any] = [self._owner, str(FORMAT), Positions._fields]
+        held: list[Any] = [self._owner, configuration(self.draft), str(FORMAT), Positions._fields]
         if self.head_inputs != Inputs():  # files hold what heads read: for other inputs there are others
             held += [self.head_inputs.read(), self.seed]
         return self.path / f"hidden-{content_hash(held)}"

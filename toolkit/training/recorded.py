@@ -31,7 +31,7 @@ from toolkit.models.fingerprint import Weights
 from toolkit.models.teacher import hidden_size
 from toolkit.trace import Trace
 from toolkit.trace.steps import Geometry, RecordedStep, step_at
-from toolkit.trace.store import SUMMARY, check_final_states, read_traces
+from toolkit.trace.store import SAME_PROMPT, SUMMARY, check_final_states, read_traces
 from toolkit.trace.trace import within
 from toolkit.training.batches import Examples
 from toolkit.training.examples import ExampleData, Positions
@@ -184,7 +184,7 @@ class TracedData(ExampleData):
     path                 folder of data_gen.traces, recorded with hidden=true; all its replicates are used
     draft                the model that drafted in it: its embeddings are read
     batch_size           texts per batch and process
-    validation_fraction  of the texts; the replicates of a text stay together
+    validation_fraction  of the prompts; the texts of a prompt, and the replicates of a text, stay together
     shuffle, seed        a new order of the training texts for every epoch
     hard_labels          train on the recording's acceptance draws, 0 or 1, instead of their probabilities
     positions            so many, of texts in a random order; the validation texts are of these; None: all
@@ -218,18 +218,22 @@ class TracedData(ExampleData):
         if trace.hidden is None:
             raise InputError(f"the traces in {self.path} hold no hidden states: record them with hidden=true")
         generator = torch.Generator().manual_seed(0)  # the split does not depend on the training's seed
-        different = trace.rows.unique()  # each text once, whatever the replicates
+        first = torch.arange(int(trace.rows.max()) + 1)
+        for row, *others in self.summary.get(SAME_PROMPT, ()):
+            first[[other for other in others if other < len(first)]] = row
+        rows = first[trace.rows]
+        different = rows.unique()  # each prompt once, whatever its texts and their replicates
         different = different[torch.randperm(len(different), generator=generator)]
         if self.positions is not None:
-            lengths = torch.zeros(int(different.max()) + 1, dtype=torch.long).index_add_(0, trace.rows, trace.lengths())
+            lengths = torch.zeros(int(different.max()) + 1, dtype=torch.long).index_add_(0, rows, trace.lengths())
             before = lengths[different].cumsum(0) - lengths[different]
             different = different[before < self.positions]
         held_out = different[: round(len(different) * self.validation_fraction)]
-        validation, used = torch.isin(trace.rows, held_out), torch.isin(trace.rows, different)
+        validation, used = torch.isin(rows, held_out), torch.isin(rows, different)
         for name, chosen in (("train", used & ~validation), ("validation", validation)):
             sequences = chosen.nonzero().squeeze(1).tolist()
             if not sequences:
-                raise InputError(f"{self.path}: {len(different)} texts leave none for the {name} split; record more")
+                raise InputError(f"{self.path}: {len(different)} prompts leave none for the {name} split; record more")
             hard = self.hard_labels and name == "train"
             if self.reads_state:
                 self.states[name] = ReadStates(trace, sequences, hard)

@@ -16,6 +16,7 @@ from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
+from toolkit.models.prompts import Prompt
 from toolkit.trace.record import Recorder
 
 SMALL = ["~grid.tail", "~grid.dynamic_confidence", "~grid.rate", "grid.confidence.policy.threshold=[0.4]",
@@ -155,12 +156,14 @@ def test_too_few_prompts_and_other_mistakes(tmp_path):
 
 
 def test_prompts_stay_on_their_side_of_the_split():
-    class One:
-        def __init__(self, number):
-            self.id = number
+    def halves(prompts):
+        return [{prompt.id for prompt in part} for part in advice.split(prompts).values()]
 
-    first = [{p.id for p in part} for part in advice.split([One(i) for i in range(20)]).values()]
-    assert not first[0] & first[1] and len(first[0]) == 10
+    dev, test = halves([Prompt(str(number), f"p{number}") for number in range(20)])
+    assert not dev & test and len(dev) == 10
+    repeated = halves([Prompt(str(number), f"p{number % 20}") for number in range(60)])
+    assert [{id_ for id_ in part if int(id_) < 20} for part in repeated] == [dev, test]
+    assert all(len(part) == 30 and len({int(id_) % 20 for id_ in part}) == 10 for part in repeated)
 
 
 def table_of(**speeds):

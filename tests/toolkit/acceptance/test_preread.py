@@ -16,6 +16,7 @@ from toolkit.acceptance.preread import embedding_table
 from toolkit.config import compose, instantiate
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import assistant
+from toolkit.runs.stage import read_manifest
 from toolkit.trace.replay import replay
 from toolkit.trace.steps import RecordedStep
 from toolkit.trace.store import read_traces
@@ -279,6 +280,26 @@ def test_a_head_with_products_begins_as_the_regression_and_is_kept(pair, tmp_pat
     again, _ = PrereadHead.load(head.save(tmp_path / "head"))
     torch.testing.assert_close(again(features), head(features))
     assert again.config["products"] and "products" not in PrereadHead(16, 16).config
+
+
+def test_all_texts_of_a_prompt_are_trained_on_or_validated_on(tiny_overrides, tiny_responses, pair, tmp_path):
+    words = [
+        f"responses=[{tiny_responses},{tiny_responses}]",
+        "hidden=true",
+        "max_drafted=1",
+        "replicates=2",
+        "heads={}",
+    ]
+    folder = traces.run(compose("traces", [*tiny_overrides, *words, f"paths.output_dir={tmp_path}/t"]))
+    data, trace = TracedData(folder, pair.draft, validation_fraction=0.3), read_traces(folder, replicate=None)
+    data.setup()
+    count = read_manifest(tiny_responses)["rows"]["input"]
+    prompts = []
+    for name in ("train", "validation"):
+        texts = torch.searchsorted(trace.text_first, data.states[name].first)
+        prompts.append(set((trace.rows[texts] % count).tolist()))
+    assert not prompts[0] & prompts[1]
+    assert len(prompts[1]) == round(0.3 * len(prompts[0] | prompts[1]))
 
 
 def test_data_of_few_positions_are_some_of_the_texts(recorded, pair):

@@ -30,6 +30,7 @@ from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, o
 from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.errors import InputError
+from toolkit.files.atomic import read_json
 from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights, fingerprint
 from toolkit.models.pair import load_draft, load_tokenizer
@@ -217,18 +218,23 @@ def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
     CachedTeacher(None, 0.5, None, **settings).prepare(train, validation)  # the only one of its settings
 
 
-def test_a_cache_tells_number_formats_of_the_same_weights_apart(tmp_path, tiny_pair):
-    """A checkpoint in bfloat16 says something else in float32, though its weights have one fingerprint."""
+def test_a_cache_tells_number_formats_and_configurations_of_the_same_weights_apart(tmp_path, tiny_pair):
+    """A checkpoint in bfloat16 says something else in float32 or with another RoPE, though its weights have one fingerprint."""
     low = load_draft(tiny_pair / "target", dtype="bfloat16")
     high = copy.deepcopy(low).float()
-    assert fingerprint(low) == fingerprint(high)
+    shutil.copytree(tiny_pair / "target", tmp_path / "longer")
+    shape = read_json(tmp_path / "longer" / "config.json")
+    shape["rope_parameters"]["rope_theta"] = 100.0
+    (tmp_path / "longer" / "config.json").write_text(json.dumps(shape))
+    longer = load_draft(tmp_path / "longer", dtype="bfloat16")
+    assert fingerprint(low) == fingerprint(high) == fingerprint(longer)
     train, validation, index = DraftBatch([([4, 5, 6], [7, 8, 9, 4])]), DraftBatch([([4], [5, 6, 7])]), torch.arange(3)
     settings = {"folder": str(tmp_path / "cache"), "top_k": 5}
     only = CachedTeacher(low, 1.0, **settings)
     only.prepare(train, validation)
     alone = CachedTeacher(None, 1.0, Weights.of(low), **settings)
     assert alone.folder == only.folder, "of a target that is not loaded the only one counts"
-    for model in (low, high):
+    for model in (low, high, longer):
         teacher = CachedTeacher(model, 1.0, **settings)
         teacher.prepare(train, validation)
         probs = OnlineTeacher(model, 1.0).whole(validation).at(index).log_probs

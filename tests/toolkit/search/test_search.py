@@ -112,6 +112,16 @@ def test_another_search_in_the_folder_is_refused(tmp_path):
     Search(tmp_path, Settings(trials=99, at_once=3, sampler="random", retries=0), SPACE)
 
 
+def test_other_content_of_a_file_that_all_trials_read_is_another_search(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    words = ["method.policy.num_drafted=1,2", "method=speculative", "prompts=jsonl", f"prompts.path={file}"]
+    for number, folder in ((1, "first"), (1, "first"), (2, "second")):
+        file.write_text(json.dumps({"id": number, "prompt": f"Q: {number}"}))
+        Search(tmp_path / folder, Settings(), words, command="decode")
+    with pytest.raises(InputError, match="holds another search"):
+        Search(tmp_path / "first", Settings(), words, command="decode")
+
+
 def test_scores_are_read_by_name(tmp_path):
     (tmp_path / "metrics.json").write_text('{"val/loss": 0.5, "name": "x"}')
     assert read_scores(tmp_path, ["val/loss"]) == [0.5]

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.toolkit.trace.plain import Text
 from toolkit import config, testing
@@ -11,6 +13,7 @@ from toolkit.acceptance import AcceptanceHead
 from toolkit.acceptance.folder import head_hash
 from toolkit.decoding import decode
 from toolkit.errors import InputError
+from toolkit.models.fingerprint import fingerprint
 from toolkit.sampling import Sampling
 from toolkit.trace import Trace
 from toolkit.trace.record import Recorder
@@ -75,6 +78,22 @@ def test_what_is_there_is_not_recorded_again(pair, sequences, heads, recorded, t
     store.trace(pair, GREEDY, sequences, MOST, draft_temperature=1.0)
     store.trace(pair, GREEDY, sequences, MOST, rows=range(1, COUNT + 1))
     assert sum(map(len, recorded)) == 3 * COUNT, "what the trace depends on has changed"
+
+
+def test_the_same_weights_in_another_format_or_configuration_are_recorded_apart(tmp_path):
+    sampling = Sampling(max_new_tokens=6)
+    pairs = [testing.llama_pair(dtype=torch.bfloat16) for _ in range(3)]
+    pairs[1].target.float(), pairs[1].draft.float()  # the same numbers as weights
+    settings = pairs[2].target.config.to_dict() | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+    pairs[2].target.model.rotary_emb = LlamaRotaryEmbedding(LlamaConfig(**settings))
+    pairs[2].target.config.rope_parameters["rope_theta"] = 100.0
+    assert len({fingerprint(pair.target) for pair in pairs}) == 1
+    sequences = [
+        (g.prompt_ids, g.token_ids) for g in decode(pairs[0], [[7, 8, 9]], config.method("autoregressive"), sampling)
+    ]
+    for number, pair in enumerate(pairs):
+        shared = Store(tmp_path / "shared").trace(pair, sampling, sequences, MOST)
+        same(shared, Store(tmp_path / str(number)).trace(pair, sampling, sequences, MOST))
 
 
 def test_an_interruption_between_two_heads_and_a_damaged_file(pair, sequences, heads, recorded, tmp_path):

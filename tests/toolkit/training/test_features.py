@@ -1,5 +1,6 @@
 """Where features come from: online, cached; what is missing, damaged, too large or of another draft."""
 
+import copy
 import json
 import shutil
 from types import SimpleNamespace
@@ -118,6 +119,10 @@ def test_files_of_others_are_refused_and_only_they_are_made_again(mix, draft, ti
     assert path.read_bytes() == whole and all(one.stat().st_mtime_ns == stamp for one, stamp in others.items())
     other = MixedData(mix, load_draft(tiny_pair / "draft", dtype="bfloat16"))
     assert other.cache_folder != data.cache_folder
+    other = MixedData(mix, copy.deepcopy(draft))
+    assert other.cache_folder == data.cache_folder
+    other.draft.config.rope_parameters["rope_theta"] = 100.0
+    assert other.cache_folder != data.cache_folder, "the same weights give other states"
 
 
 @pytest.mark.parametrize("wrong", [1.25, float("nan")])
