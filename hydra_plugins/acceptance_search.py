@@ -34,8 +34,12 @@ class AskTell(Sweeper):
         folder = Path(self.config.hydra.sweep.dir)
         words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         try:
-            settings, command = Settings(**self.settings), str(self.config.hydra.job.config_name)
-            check_directions(settings.metrics or [self.config.get("optimized_metric")], settings.directions)
+            scores = self.settings.get("metrics") or [self.config.get("optimized_metric") or "the command's number"]
+            directions = directions_of(scores, self.settings.get("directions") or [])
+            settings, command = (
+                Settings(**{**self.settings, "directions": directions}),
+                str(self.config.hydra.job.config_name),
+            )
             search = Search(folder, settings, words, self.hydra_context.config_loader, command)
         except InputError as error:
             raise CompactHydraException(f"error: {error}") from error
@@ -61,13 +65,21 @@ class AskTell(Sweeper):
         return lines
 
 
-def check_directions(scores: Sequence[str | None], directions: Sequence[str]) -> None:
-    """Raises InputError for a search that would take the worst validation score for the best one."""
-    for score, direction in zip(scores, directions, strict=True):
-        if str(score).startswith("val/"):
-            from toolkit.errors import InputError
-            from toolkit.training.checkpoints import LARGE
+def directions_of(scores: Sequence[str], directions: Sequence[str]) -> Sequence[str]:
+    """Whether each score is to be small or large: of validation scores that is known.
 
-            expected = "maximize" if str(score).startswith(LARGE) else "minimize"
-            if direction != expected:
-                raise InputError(f"hydra.sweeper.directions: expected {expected} for {score}, got {direction}")
+    Raises InputError for another score without a direction, and for a search for the worst validation score.
+    """
+    from toolkit.errors import InputError
+    from toolkit.training.checkpoints import LARGE
+
+    expected = [
+        None if not score.startswith("val/") else "maximize" if score.startswith(LARGE) else "minimize"
+        for score in scores
+    ]
+    if not directions and None in expected:
+        raise InputError(f"hydra.sweeper.directions: expected minimize or maximize for each of {', '.join(scores)}")
+    for score, own, direction in zip(scores, expected, directions, strict=False):  # their number is checked later
+        if own not in (None, direction):
+            raise InputError(f"hydra.sweeper.directions: expected {own} for {score}, got {direction}")
+    return directions or [direction for direction in expected if direction is not None]

@@ -196,8 +196,8 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         scores["tokens"] = round(data.states["train"].num_positions * num_batches / len(data.train_dataloader()))
         for logger in loggers:
             if isinstance(logger, WandbLogger):
-                exported = {name.removeprefix("val/"): v for name, v in scores.items() if name.startswith("val/")}
-                log_summary(logger.experiment, {f"best/{name}": value for name, value in exported.items()})
+                exported = {name: value for name, value in scores.items() if name.startswith("val/")}
+                log_summary(logger.experiment, {name.replace("val/", "best/"): exported[name] for name in exported})
         if trainer.is_global_zero:
             trained = module.draft.cpu().eval().requires_grad_(False)
             kept = kept_tokens(trained)

@@ -139,7 +139,9 @@ def fit_statistics(cfg: commands.Heads) -> Path:
         summaries = [read_json(folder / SUMMARY) for folder in folders]
         parts = [samples(read_traces(folder, replicate=None), cfg.max_drafted, cfg.seed) for folder in folders]
         held_out = [split(part.sequence, cfg.dev_share, cfg.seed) for part in parts]
-        learned_of = {f.resolve(): part.where(~out) for f, part, out in zip(folders, parts, held_out, strict=True)}
+        learned_of = {
+            folder.resolve(): part.where(~out) for folder, part, out in zip(folders, parts, held_out, strict=True)
+        }
         learned = Samples.join(list(learned_of.values()))
         outputs = {name: chosen_fit(name, learned, cfg.form, cfg.seed) for name in OUTPUTS}
         names = [folder.name for folder in folders]

@@ -53,7 +53,7 @@ from analysis.tables.rows import Array, throughput
 from analysis.tables.standing import standing
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.facts import vocab_size
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
 from toolkit.files.atomic import read_json, write_text
 from toolkit.models.teacher import hidden_size
 from toolkit.runs.stage import open_stage
@@ -93,6 +93,8 @@ def compare_predictors(cfg: commands.Heads) -> Path:
             f"{', '.join(tuning) or 'none'} and {', '.join(tests) or 'none'}"
         )
     folders = {name: (Path(tuning[name]), Path(tests[name])) for name in tuning}
+    if same := [name for name, (dev, test) in folders.items() if dev.resolve() == test.resolve()]:
+        warn(f"tests: levels of {', '.join(same)} are chosen on the very texts that are scored: record other prompts")
     learned = [Path(folder) for folder in plain(cfg.statistics)]
     every = [*learned, *(folder for pair in folders.values() for folder in pair)]
     drafts, temperatures = zip(*map(_recorded_with, every), strict=True)

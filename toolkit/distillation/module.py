@@ -110,7 +110,7 @@ class DraftTraining(WholeSteps):
         columns: dict[tuple[int, str], list[Tensor]] = {}
         for part in batch.parts():
             expected = self.teacher.whole(part)
-            produced = torch.tensor([i for where in part.positions for i in where])
+            produced = torch.tensor([number for numbers in part.positions for number in numbers])
             for depth, states, index in self.chunks(part):
                 after_prompt = produced[index] >= depth  # no round of decoding begins inside a prompt
                 states, index = states[after_prompt.to(states.device)], index[after_prompt]

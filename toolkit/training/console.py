@@ -85,8 +85,9 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        names = [n for n in OF_EPOCH if not n.startswith("val/") or self.validated_epoch == trainer.current_epoch]
-        entries = [f"{name} {values[name]:.4f}" for name in names if name in values]
+        validated = self.validated_epoch == trainer.current_epoch
+        names = [name for name in OF_EPOCH if name in values and (validated or not name.startswith("val/"))]
+        entries = [f"{name} {values[name]:.4f}" for name in names]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(entries)}", flush=True)
 
 

@@ -95,9 +95,7 @@ def draw_reliability(bins: Sequence[Mapping[str, Any]], path: Path, title: str =
                 ends = ([row[f"mean_label_{end}"] for row in rows] for end in ("low", "high"))
                 top.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0)
             if rows:
-                edges = sorted(
-                    {row[end] for row in rows for end in ("from", "to")}
-                )  # bins without positions have no row
+                edges = sorted({row[end] for row in rows for end in ("from", "to")})  # empty bins have no row
                 counts = {row["from"]: row["count"] for row in rows}
                 bottom.stairs([counts.get(edge, 0) for edge in edges[:-1]], edges, color=color, linewidth=1.2)
         top.set(xlim=(0, 1), ylim=(0, 1), ylabel="share accepted", title=title)

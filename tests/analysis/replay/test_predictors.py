@@ -104,7 +104,8 @@ def test_the_table_by_the_public_command(tmp_path):
         f"tests={{math: {test}, instruct: {other}, greedy: {greedy}}}", "thresholds=[0.2,0.5,0.8]", "max_drafted=3",
         "resamples=200", f"paths.root_dir={tmp_path}", "track=false",
     ]  # fmt: skip
-    folder = run(config.compose("heads", words))
+    with pytest.warns(RuntimeWarning, match="levels of instruct, greedy are chosen on the very texts"):
+        folder = run(config.compose("heads", words))
     table = read_table(folder, "predictors").set_index(["method", "domain"])
     math = table.xs("math", level="domain")
     assert math.upper_bound_share["speculative"] == 0 and math.upper_bound_share["upper_bound"] == 1

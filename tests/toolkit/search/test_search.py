@@ -15,8 +15,9 @@ import pytest
 
 optuna = pytest.importorskip("optuna", reason="the extra optuna is not installed")
 
+from hydra_plugins.acceptance_search import directions_of  # noqa: E402
 from toolkit.errors import InputError  # noqa: E402
-from toolkit.search.study import JOURNAL, Search, Settings, read_scores, read_space, write_results  # noqa: E402  # noqa: E402
+from toolkit.search.study import JOURNAL, Search, Settings, read_scores, read_space, write_results  # noqa: E402
 
 SPACE = ["x=interval(-2.0,2.0)", "kind=a,b"]
 
@@ -136,16 +137,27 @@ def test_scores_are_read_by_name(tmp_path):
         read_scores(sweep, ["discard_rate"])
 
 
-def test_the_worst_training_is_not_searched_for(tmp_path):
-    """`toolkit.distill` returns val/alpha, and scores are minimised unless directions say otherwise."""
+def test_the_worst_training_is_not_searched_for():
+    """Validation scores have a direction of their own; others are searched in the one that is named."""
+    assert directions_of(["val/alpha"], []) == ["maximize"] and directions_of(["val/loss"], []) == ["minimize"]
+    assert directions_of(["val/auroc", "val/log_loss"], []) == ["maximize", "minimize"]
+    assert directions_of(["throughput", "val/loss"], ["maximize", "minimize"]) == ["maximize", "minimize"]
+    for scores, directions, message in (
+        (["val/alpha"], ["minimize"], "expected maximize for val/alpha, got minimize"),
+        (["val/loss"], ["maximize"], "expected minimize for val/loss, got maximize"),
+        (["throughput", "val/loss"], [], "expected minimize or maximize for each of throughput, val/loss"),
+    ):
+        with pytest.raises(InputError, match=f"hydra.sweeper.directions: {message}"):
+            directions_of(scores, directions)
+
+
+def test_a_search_refuses_a_wrong_direction_in_one_line(tmp_path):
     words = ["-m", "hydra/sweeper=ask_tell", "optimizer.lr=interval(.001,.1)", "responses=[x]"]
     words += [f"hydra.sweep.dir={tmp_path}/search", "hydra.sweeper.retries=0", "hydra.sweeper.trials=1"]
-    for more, message in (
-        (["hydra.sweeper.directions=[minimize]"], "expected maximize for val/alpha, got minimize"),
-        (["hydra.sweeper.directions=[maximize]", "optimized_metric=val/loss"], "expected minimize for val/loss"),
-    ):
-        done = subprocess.run([sys.executable, "-m", "toolkit.distill", *words, *more], capture_output=True, text=True)
-        assert done.returncode == 1 and f"error: hydra.sweeper.directions: {message}" in done.stderr
+    more = ["hydra.sweeper.directions=[minimize]"]
+    done = subprocess.run([sys.executable, "-m", "toolkit.distill", *words, *more], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "error: hydra.sweeper.directions: expected maximize for val/alpha, got minimize" in done.stderr
 
 
 # -- whole commands ---------------------------------------------------------------------------------------------------
