@@ -19,7 +19,7 @@ from data_gen.held_out import COUNTS, load_frozen
 from data_gen.templates import Conversation, NullValueError, Row, check_chat, conversation, render, write_chat
 from toolkit.config.notes import AtLeast, Between, File, HubData
 from toolkit.errors import InputError, unknown_name
-from toolkit.models.prompts import Prompt, PromptSource, read_jsonl
+from toolkit.models.prompts import Prompt, PromptSource, first_ids, read_jsonl
 
 TRAIN_PROMPTS = 1000  # of a toy domain, unless `limit` says otherwise
 SHARES = {"dev": 0.15, "test": 0.15}  # of a prompts file; the rest is train
@@ -90,12 +90,9 @@ class JsonlPrompts(PromptSource):
             )
 
     def load(self) -> list[Prompt]:
-        prompts, ids = self._load(), dict[str, str]()
-        chosen = []
-        for prompt in prompts:
-            first = ids.setdefault(str(prompt.content), prompt.id)
-            if self.split in (None, part_of(first, self.shares)):
-                chosen.append(prompt)
+        prompts = self._load()
+        parts = [part_of(first, self.shares) for first in first_ids(prompts)]
+        chosen = [prompt for prompt, part in zip(prompts, parts, strict=True) if self.split in (None, part)]
         chosen = chosen[: self.limit]
         if not chosen:
             part = "" if self.split is None else f" of the {self.split} part"

@@ -71,12 +71,9 @@ def directions_of(scores: Sequence[str], directions: Sequence[str]) -> Sequence[
     Raises InputError for another score without a direction, and for a search for the worst validation score.
     """
     from toolkit.errors import InputError
-    from toolkit.training.checkpoints import LARGE
+    from toolkit.training.checkpoints import mode_of
 
-    expected = [
-        None if not score.startswith("val/") else "maximize" if score.startswith(LARGE) else "minimize"
-        for score in scores
-    ]
+    expected = [mode and f"{mode}imize" for mode in map(mode_of, scores)]
     if not directions and None in expected:
         raise InputError(f"hydra.sweeper.directions: expected minimize or maximize for each of {', '.join(scores)}")
     for score, own, direction in zip(scores, expected, directions, strict=False):  # their number is checked later

@@ -33,7 +33,7 @@ from toolkit.files.text import lines_of
 from toolkit.runs.stage import open_stage
 from toolkit.train import about_head, build_module, check_parts, data_folder_of, decode_command
 from toolkit.training.baselines import references
-from toolkit.training.checkpoints import LARGE
+from toolkit.training.checkpoints import mode_of
 from toolkit.training.console import print_table
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import HEAD, SCORES, export
@@ -51,7 +51,7 @@ def run(cfg: commands.TrainHeads) -> Path:
     training: type[HeadTraining] = get_class(cfg.model._target_)
     if not {*SHOWN} <= {*training.score_names()}:
         raise InputError("model: expected acceptance_head, for the table's scores are its; toolkit.train takes others")
-    if cfg.optimized_metric.startswith(LARGE):
+    if mode_of(cfg.optimized_metric) == "max":
         raise InputError(f"optimized_metric: expected a score that is to be small, got {cfg.optimized_metric}")
     folder = data_folder_of(cfg, {})
     data_class: type[ExampleData] = get_class(cfg.data._target_)

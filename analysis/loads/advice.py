@@ -37,7 +37,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
 from toolkit.files.text import visible
 from toolkit.models.pair import ModelPair, draft_command
-from toolkit.models.prompts import Prompt
+from toolkit.models.prompts import Prompt, first_ids
 from toolkit.runs.stage import open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 from toolkit.sampling import Sampling
@@ -102,15 +102,14 @@ def split(prompts: Sequence[Prompt]) -> dict[str, list[Prompt]]:
     """
     if len(prompts) < FEWEST:
         raise InputError(f"expected at least {FEWEST} prompts to split into dev and test, got {len(prompts)}")
-    ids = dict[str, str]()
-    names = [ids.setdefault(str(prompt.content), str(prompt.id)) for prompt in prompts]
-    ordered = sorted({*names}, key=lambda name: content_hash([name]))
+    ids = first_ids(prompts)
+    ordered = sorted({*ids}, key=lambda name: content_hash([name]))
     on_dev = set(ordered[: round(len(ordered) / 2)])
     if not 0 < len(on_dev) < len(ordered):
         raise InputError("expected different prompts to split into dev and test")
     parts: dict[str, list[Prompt]] = {"dev": [], "test": []}
-    for prompt, name in zip(prompts, names, strict=True):
-        parts["dev" if name in on_dev else "test"].append(prompt)
+    for prompt, first in zip(prompts, ids, strict=True):
+        parts["dev" if first in on_dev else "test"].append(prompt)
     return parts
 
 

@@ -151,12 +151,14 @@ def fit_statistics(cfg: commands.Heads) -> Path:
         if cfg.counts is not None:
             calibration = maps_of_counts(cfg.counts, labelled_by(outputs, learned))
         elif others:
-            dev = Samples.join([  # without the sequences that are scored
-                learned_of[folder.resolve()]
-                if folder.resolve() in learned_of
-                else samples(read_traces(folder), cfg.max_drafted, cfg.seed)
-                for folder in others
-            ])  # fmt: skip
+            dev = Samples.join(
+                [  # without the sequences that are scored
+                    learned_of[folder.resolve()]
+                    if folder.resolve() in learned_of
+                    else samples(read_traces(folder), cfg.max_drafted, cfg.seed)
+                    for folder in others
+                ]
+            )
             calibration = fitted_maps(labelled_by(outputs, dev))
         table = scores(outputs, tests, calibration)
         _warn_of_others(folders, names, summaries, table)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,12 @@ class Prompt:
     def content(self) -> str | list[Message]:
         """What `ModelPair.encode` takes: the text, or the messages."""
         return self.prompt if self.prompt is not None else list(self.messages or ())
+
+
+def first_ids(prompts: Sequence[Prompt]) -> list[str]:
+    """Of each prompt the id under which its content comes first: parts by these ids hold no prompt twice."""
+    ids = dict[str, str]()
+    return [ids.setdefault(str(prompt.content), str(prompt.id)) for prompt in prompts]
 
 
 class PromptSource(ABC):

@@ -172,12 +172,17 @@ def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:
         raise InputError(f"ckpt_path: expected a checkpoint at {ckpt_path}, found none")
 
 
+def mode_of(score: str) -> Literal["min", "max"] | None:
+    """Whether the best value of a validation score is its smallest or its largest one; None for any other score."""
+    return None if not score.startswith("val/") else "max" if score.startswith(LARGE) else "min"
+
+
 def check_modes(callbacks: Mapping[str, Any]) -> None:
     """Raises InputError if a callback would take the worst validation score for the best one."""
     for name, spec in callbacks.items():
-        monitor = str((spec or {}).get("monitor", ""))
-        mode, expected = (spec or {}).get("mode", "min"), "max" if monitor.startswith(LARGE) else "min"
-        if monitor.startswith("val/") and mode != expected:
+        monitor, mode = str((spec or {}).get("monitor", "")), (spec or {}).get("mode", "min")
+        expected = mode_of(monitor)
+        if expected not in (None, mode):
             raise InputError(f"callbacks.{name}.mode: expected {expected} for {monitor}, got {mode}")
 
 
