@@ -101,6 +101,7 @@ class Engine:
 
     def __init__(self, models: Sequence[Any], options: EngineOptions):
         self.models, self.options = tuple(models), options
+        self.output_sizes = list(map(vocab_size, models))
         self.heads: dict[tuple[object, ...], Any] = {}
         self.captures: list[Captures | None] = []
         self.linears = [
@@ -114,10 +115,10 @@ class Engine:
         self._lock = threading.Lock()
 
     def serves(self, pair: Models) -> bool:
-        """Whether this engine was made for these very models and options."""
+        """Whether this engine was made for these very models, of these output sizes, and options."""
         models = (pair.target, *pair.drafts)
         same = len(models) == len(self.models) and all(a is b for a, b in zip(models, self.models, strict=True))
-        return same and pair.options == self.options
+        return same and pair.options == self.options and self.output_sizes == list(map(vocab_size, models))
 
     @property
     def packed(self) -> bool:
@@ -213,12 +214,16 @@ _ENGINES: WeakKeyDictionary[Models, Engine] = WeakKeyDictionary()
 _MAKING = threading.Lock()
 
 
-def engine_of(pair: Models) -> Engine:
-    """The pair's engine, the same in every call until the pair's models or options are replaced."""
+def engine_of(pair: Models, earlier: Engine | None = None) -> Engine:
+    """The pair's engine, the same in every call until the pair's models, their output sizes or options are others.
+
+    earlier  the engine of an earlier pair, which this one takes over if it serves it
+    """
     with _MAKING:
-        engine = _ENGINES.get(pair)
+        engine = _ENGINES.get(pair, earlier)
         if engine is None or not engine.serves(pair):
-            engine = _ENGINES[pair] = Engine((pair.target, *pair.drafts), pair.options)
+            engine = Engine((pair.target, *pair.drafts), pair.options)
+        _ENGINES[pair] = engine
         return engine
 
 

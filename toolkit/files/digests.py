@@ -69,9 +69,19 @@ def digests(paths: Sequence[Path]) -> list[str]:
     return [str(by_path[path]) for path in paths]
 
 
+def model_files(folder: Path | str) -> list[Path]:
+    """The files of a folder of weights that its outputs depend on; notes and hidden files do not count."""
+    return sorted(p for p in Path(folder).iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] != ".")
+
+
+def folder_stamp(folder: Path | str) -> tuple[Any, ...]:
+    """Names, sizes, times and inodes of a folder's model files: another one if a file was written again. Nothing is read."""
+    return tuple((path.name, *_stamp(path)) for path in model_files(folder))
+
+
 def folder_digest(folder: Path | str) -> str:
-    """One digest of what a folder of weights holds: names and contents of its files; notes and hidden files do not count."""
-    paths = sorted(p for p in Path(folder).iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] != ".")
+    """One digest of what a folder of weights holds: names and contents of its `model_files`."""
+    paths = model_files(folder)
     return content_hash(list(zip([path.name for path in paths], digests(paths), strict=True)), 32)
 
 

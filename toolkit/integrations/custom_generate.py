@@ -4,55 +4,54 @@
     model.generate(**inputs, custom_generate=custom_generate, draft=FOLDER, method="rate", head=FOLDER)
 
 transformers prepares the call: prompts, `GenerationConfig`, logits processors, stopping criteria. Decoding is the package's
-own (`toolkit.decoding`). transformers hands a function neither its `streamer` nor its `tokenizer`. With these, a folder is
-named instead of the function, which every exported draft and head is (`toolkit.files.generate_folder`):
+own (`toolkit.decoding`). transformers hands a function neither `streamer` nor `assistant_model`: both are read from its own
+frame (`_left_out`). Its `tokenizer` is gone by then. For `stop_strings` a folder is named instead of the function, which every
+exported draft and head is (`toolkit.files.generate_folder`):
 
-    model.generate(**inputs, custom_generate=FOLDER, trust_remote_code=True, draft=FOLDER, streamer=streamer)
+    stops = {"stop_strings": ["\\n\\n"], "tokenizer": tokenizer}
+    model.generate(**inputs, **stops, custom_generate=FOLDER, trust_remote_code=True, draft=FOLDER)
 
 Greedy output is that of `model.generate`; sampled output has its distribution. What would be another distribution is refused
 by name: beams, guidance, processors and criteria of one's own. Written for transformers 5.23.
+
+Loaded drafts and engines stay with the model from call to call (`kept_drafts`).
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
 from toolkit import config
 from toolkit.costs.kept import with_costs
 from toolkit.decoding import Sampling, decode
 from toolkit.engine.facts import block_length
 from toolkit.errors import DecodingError, InputError
+from toolkit.integrations.kept_drafts import own_tokenizer, pair_of
 from toolkit.models.generation_config import OTHERS
-from toolkit.models.pair import (
-    ModelPair,
-    lacks_tokenizer,
-    load_draft,
-    load_tokenizer,
-    resolve,
-    unshared_by,
-    unshared_tokens,
-)
 from toolkit.types import Counts, Generation
 
-WARPERS = {  # of transformers, in the order of `toolkit.sampling.warp`: what each one's number is called here and there
-    "RepetitionPenaltyLogitsProcessor": ("repetition_penalty", "penalty"),
-    "TemperatureLogitsWarper": ("temperature", "temperature"),
-    "TopKLogitsWarper": ("top_k", "top_k"),
-    "TopPLogitsWarper": ("top_p", "top_p"),
-    "MinPLogitsWarper": ("min_p", "min_p"),
-    "LogitNormalization": None,  # changes no distribution
+# Processors of transformers in the order of `toolkit.sampling.warp`: what their attributes are called in `Sampling`.
+WARPERS: dict[str, dict[str, str | None]] = {
+    "RepetitionPenaltyLogitsProcessor": {"penalty": "repetition_penalty"},
+    "TemperatureLogitsWarper": {"temperature": "temperature"},
+    "TopKLogitsWarper": {"top_k": "top_k", "min_tokens_to_keep": None},  # `top_k` is at least that
+    "TopPLogitsWarper": {"top_p": "top_p"},
+    "MinPLogitsWarper": {"min_p": "min_p"},
+    "LogitNormalization": {},  # changes no distribution
 }
+NEUTRAL = {"filter_value": -math.inf, "min_tokens_to_keep": 1, "logits_indices": None, "cu_seq_lens_q": None}
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 PREPARED = ("attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position", "logits_to_keep")
-KEPT = "_acceptance_pairs"  # the model's attribute that keeps its pairs, and so their engines
 
 
 @dataclass
@@ -66,19 +65,6 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     finish_reasons: list[str] | None = None
 
 
-@dataclass
-class KeptPairs:
-    """The pairs of a model by draft: loaded once, gone with the model, left out of its copies."""
-
-    pairs: dict[Any, ModelPair] = field(default_factory=dict)
-
-    def __deepcopy__(self, memo: Any) -> KeptPairs:
-        return KeptPairs()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return KeptPairs, ()
-
-
 def custom_generate(
     model: Any,
     input_ids: Tensor,
@@ -89,6 +75,7 @@ def custom_generate(
     streamer: Any = None,
     *,
     draft: Any = None,
+    assistant_model: Any = None,
     method: str | None = None,
     head: str | Path | None = None,
     statistics: str | Path | None = None,
@@ -100,7 +87,8 @@ def custom_generate(
 ) -> Tensor | SpeculativeOutput:
     """Decode input_ids [B, T] (padded left or right, see attention_mask) with a method of `conf/method/`.
 
-    draft      a folder or hub name (of any kind that pairs take), a model, or a list of these; None: methods that need none
+    draft      a folder or hub name (of any kind that pairs take), a model, or a list of these; None: `assistant_model`, else
+               methods that need none
     method     None: "rate" with a head or statistics, else "best_source" with a draft ("block_draft_rate" if it gives
                blocks), else "lookup_rate"; of several rows "batch_rate", "batch_best_source", "batch_lookup_rate"
     head       folder of an acceptance head, for methods that need one
@@ -113,12 +101,22 @@ def custom_generate(
     Returns [B, T + new]: the input, and new tokens that are padded right. With `return_dict_in_generate` that and counts.
     Raises InputError for what is not followed, DecodingError if a row failed.
     """
+    left_out = _left_out(model)
+    assistant_model = left_out.get("assistant_model") if assistant_model is None else assistant_model
+    if draft is not None and assistant_model is not None:
+        raise InputError("expected draft=... or assistant_model=..., got both")
     stops = _strings(stop)
-    sampling = _sampling(input_ids.shape[1], logits_processor, stopping_criteria, generation_config, stops, seed)
-    prompts = _prompts(input_ids, synced_gpus, model_kwargs)
+    mask = _mask(input_ids, synced_gpus, model_kwargs)
+    sampling = _sampling(mask, logits_processor, stopping_criteria, generation_config, stops, seed)
+    prompts = [ids[keep].tolist() for ids, keep in zip(input_ids, mask, strict=True)]
+    if streamer is not None:
+        streamer.put(input_ids.cpu())  # as transformers does
+    else:
+        streamer = left_out.get("streamer")
     if streamer is not None and len(prompts) != 1:
         raise InputError(f"streamer: expected one prompt, got {len(prompts)}")
-    pair = pair_of(model, draft, text_tokenizer or (_own_tokenizer(model) if stops else None))
+    draft = assistant_model if draft is None else draft
+    pair = pair_of(model, draft, text_tokenizer or (own_tokenizer(model) if stops else None))
     predicts = head is not None or statistics is not None
     if method is None:
         method = "rate" if predicts else "best_source" if pair.drafts else "lookup_rate"
@@ -127,10 +125,7 @@ def custom_generate(
             method = "block_draft_rate"
     decoder = config.method(method, overrides, *(None if path is None else str(path) for path in (head, statistics)))
     decoder = replace(decoder, policy=with_costs(decoder.policy, pair, len(prompts)))
-    stream = None
-    if streamer is not None:
-        streamer.put(input_ids.cpu())  # as transformers does
-        stream = lambda generation, tokens: streamer.put(torch.tensor(tokens))
+    stream = None if streamer is None else lambda generation, tokens: streamer.put(torch.tensor(tokens))
     generations = decode(pair, prompts, decoder, sampling, batch_size=len(prompts), on_tokens=stream)
     if streamer is not None:
         streamer.end()
@@ -146,102 +141,71 @@ def custom_generate(
     )
 
 
-def generate(model: Any, streamer: Any = None, tokenizer: Any = None, **arguments: Any) -> Any:
-    """What a folder's `custom_generate/generate.py` is: `model.generate` with the function above, streamer and stop strings.
+def generate(
+    inputs: Any = None, generation_config: Any = None, *, model: Any, tokenizer: Any = None, **arguments: Any
+) -> Any:
+    """What a folder's `custom_generate/generate.py` is: `model.generate` with the function above and stop strings.
 
-    Arguments are those of `model.generate`, and `custom_generate`'s own.
+    Arguments are those of `model.generate`, and `custom_generate`'s own. transformers also binds the function to a model that
+    was loaded from the folder with `trust_remote_code=True`: then `model.generate` is this function, and what it calls is the
+    class's own. A call that names a `custom_generate`, and one of transformers' assisted decoding, are handed on as they are.
     """
-    settings = arguments.get("generation_config") or model.generation_config
+    decode_with = functools.partial(type(model).generate, model, inputs, generation_config)
+    settings = generation_config or model.generation_config
+    if arguments.get("custom_generate") is not None or settings.is_assistant:
+        return decode_with(tokenizer=tokenizer, **arguments)
     configured = settings.stop_strings or model.generation_config.stop_strings
     named = arguments.get("stop_strings", configured)
     if named or configured:  # transformers would look for a tokenizer
         arguments["stop_strings"] = None
     stops = [*_strings(arguments.pop("stop", ())), *_strings(named or ())]
-    function = functools.partial(custom_generate, streamer=streamer, text_tokenizer=tokenizer, stop=stops)
-    return model.generate(custom_generate=function, **arguments)
+    function = functools.partial(custom_generate, text_tokenizer=tokenizer, stop=stops)
+    return decode_with(**{**arguments, "custom_generate": function})
 
 
-def pair_of(model: Any, draft: Any, tokenizer: Any = None) -> ModelPair:
-    """The pair of a loaded target and what `draft` names, the same one in every call.
+def _left_out(model: Any) -> Mapping[str, Any]:
+    """Arguments of the `model.generate` that calls this function: transformers hands some to its own methods alone.
 
-    Drafts that are folders or names are loaded like the model (device, dtype). Raises InputError for a draft of another
-    tokenizer. Whether a *loaded* draft's tokenizer is the model's is looked up where both came from, if they say so.
+    Empty where the function was not called by it.
     """
-    drafts = [] if draft is None else list(draft) if isinstance(draft, list | tuple) else [draft]
-    key = tuple(str(source) if isinstance(source, str | Path) else id(source) for source in drafts)
-    pairs = vars(model).setdefault(KEPT, KeptPairs()).pairs
-    if key not in pairs:
-        pairs[key] = _make_pair(model, drafts)
-    pairs[key].tokenizer = tokenizer
-    return pairs[key]
-
-
-def _make_pair(model: Any, drafts: Sequence[Any]) -> ModelPair:
-    device, dtype = str(model.device), str(model.dtype).removeprefix("torch.")
-    loaded, unshared = [], set[int]()
-    for source in drafts:
-        if isinstance(source, str | Path):
-            path = resolve(source)
-            if not lacks_tokenizer(path):  # then it is of the target's tokens
-                unshared |= set(unshared_by(_own_tokenizer(model), [path], None, False))
-            loaded.append(load_draft(source, device, dtype, target=model))
-        else:
-            tokenizers = [_own_tokenizer(each, needed=False) for each in (model, source)]
-            if None not in tokenizers:
-                unshared |= set(unshared_tokens(*tokenizers))
-            loaded.append(source)
-    return ModelPair(model, drafts=loaded, end_ids=(), unshared=tuple(sorted(unshared)))
-
-
-def _own_tokenizer(model: Any, needed: bool = True) -> Any:
-    """The tokenizer of the folder or hub name that a model came from. Where it is not needed, None if there is none."""
-    try:
-        return load_tokenizer(getattr(model, "name_or_path", "") or "a model without a name")
-    except InputError as error:
-        if not needed:
-            return None
-        raise InputError(
-            f"{error}; the model's tokenizer is read from where the model came from: expected a model of `from_pretrained`"
-        ) from None
+    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
+    while frame is not None and not (frame.f_code is code and frame.f_locals.get("self") is model):
+        frame = frame.f_back
+    return {} if frame is None else frame.f_locals
 
 
 def _sampling(
-    width: int,
+    mask: Tensor,
     processors: Sequence[Any],
     criteria: Sequence[Any],
     settings: Any,
     stops: tuple[str, ...],
     seed: int | None,
 ) -> Sampling:
-    """How tokens are drawn and when rows end, as transformers' own objects say it; width: T of the prompts.
+    """How tokens are drawn and when rows end, as transformers' own objects say it; mask [B, T]: where the prompts are.
 
     Raises InputError for a processor, criterion or field of the config that would need another distribution or end.
     """
-    values: dict[str, Any] = {"temperature": 1.0 if settings.do_sample else 0.0}
-    order = []
+    values: dict[str, Any] = {}
     for processor in processors:
-        name = type(processor).__name__
-        ignored = getattr(
-            processor, "prompt_ignore_length", None
-        )  # the padding in front of each row, if not an own number
-        if name not in WARPERS or type(processor).__module__ != "transformers.generation.logits_process":
-            raise _refused("logits_processor", name, f"one of the config's own ({', '.join(WARPERS)})")
-        if isinstance(ignored, int) and ignored:
-            raise _refused("RepetitionPenaltyLogitsProcessor.prompt_ignore_length", ignored, "none")
-        order.append(list(WARPERS).index(name))
-        if called := WARPERS[name]:
-            values[called[0]] = getattr(processor, called[1])
+        values |= _followed(processor, mask)
+    order = [list(WARPERS).index(type(processor).__name__) for processor in processors]
     if order != sorted(set(order)) or (not settings.do_sample and set(values) - {"temperature", "repetition_penalty"}):
         raise _refused(
             "logits_processor", [type(each).__name__ for each in processors], "each at most once, in this order"
         )
-    most, ends = settings.max_length - width, ()
+    if not settings.do_sample:
+        values["temperature"] = 0.0
+    width = mask.shape[1]
+    lengths, ends = list[int](), list[int]()  # a criterion of the caller's replaces the config's
     for criterion in criteria:
         name = type(criterion).__name__
+        if type(criterion).__module__ != "transformers.generation.stopping_criteria":
+            raise _refused("stopping_criteria", name, "lengths, end tokens and stop=...")
         if name == "MaxLengthCriteria":
-            most = criterion.max_length - width
+            lengths.append(criterion.max_length - width)
         elif name == "EosTokenCriteria":
-            ends = tuple(criterion.eos_token_id.reshape(-1).tolist())
+            ends += criterion.eos_token_id.reshape(-1).tolist()
         else:
             raise _refused("stopping_criteria", name, "lengths, end tokens and stop=...")
     for name, neutral in OTHERS.items():
@@ -252,7 +216,37 @@ def _sampling(
         if getattr(settings, name, False):
             raise _refused(name, True, "False")
     drawn = int(torch.randint(2**31, (1,)).item()) if seed is None and settings.do_sample else seed or 0
-    return Sampling(**values, max_new_tokens=most, stop=stops, end_ids=ends, generation_config=None, seed=drawn)
+    return Sampling(
+        **values,
+        max_new_tokens=min(lengths, default=settings.max_length - width),
+        stop=stops,
+        end_ids=tuple(ends),
+        generation_config=None,
+        seed=drawn,
+    )
+
+
+def _followed(processor: Any, mask: Tensor) -> dict[str, Any]:
+    """The fields of `Sampling` that one of transformers' processors says; mask [B, T]: where the prompts are.
+
+    Raises InputError for another processor, and for an attribute that changes the distribution and is not followed.
+    """
+    name = type(processor).__name__
+    if name not in WARPERS or type(processor).__module__ != "transformers.generation.logits_process":
+        raise _refused("logits_processor", name, f"one of the config's own ({', '.join(WARPERS)})")
+    values: dict[str, Any] = {}
+    for attribute, value in vars(processor).items():
+        if attribute in WARPERS[name]:
+            if field_name := WARPERS[name][attribute]:
+                values[field_name] = value
+        elif attribute == "prompt_ignore_length":  # prompts are read without the padding in front of them, and whole
+            padding = mask.int().argmax(1).cpu()
+            ignored = torch.zeros_like(padding) if value is None else torch.as_tensor(value).cpu().expand_as(padding)
+            if not torch.equal(ignored, padding):
+                raise _refused(f"{name}.{attribute}", value, f"the padding in front of each prompt, {padding.tolist()}")
+        elif attribute not in NEUTRAL or value != NEUTRAL[attribute]:
+            raise _refused(f"{name}.{attribute}", value, f"{NEUTRAL.get(attribute, 'no such attribute')}")
+    return values
 
 
 def _refused(name: str, value: Any, expected: str) -> InputError:
@@ -260,15 +254,15 @@ def _refused(name: str, value: Any, expected: str) -> InputError:
     return InputError(f"custom_generate does not follow {name}={value}: expected {expected}, or generate without it")
 
 
-def _prompts(input_ids: Tensor, synced_gpus: bool, others: Mapping[str, Any]) -> list[list[int]]:
-    """Token ids of every row [B, T] without its padding. Raises InputError for holes in a mask and for other inputs."""
-    if not input_ids.shape[1]:
-        raise InputError("input_ids: expected at least one token per prompt, got none")
+def _mask(input_ids: Tensor, synced_gpus: bool, others: Mapping[str, Any]) -> Tensor:
+    """Where the prompts are in their padded rows [B, T] bool. Raises InputError for holes in a mask and for other inputs."""
     if synced_gpus:
         raise _refused("synced_gpus", True, "one process per model")
     for name, value in others.items():
         if name not in PREPARED and value is not None:
             raise _refused(name, type(value).__name__, "input_ids and attention_mask alone")
+    if not input_ids.shape[1]:
+        raise InputError("input_ids: expected at least one token per prompt, got none")
     cache = others.get("past_key_values")
     if cache is not None and cache.get_seq_length():
         raise _refused("past_key_values", f"{cache.get_seq_length()} tokens", "an empty cache: prompts are read whole")
@@ -282,7 +276,7 @@ def _prompts(input_ids: Tensor, synced_gpus: bool, others: Mapping[str, Any]) ->
     counted = (mask.cumsum(-1) - 1)[mask]
     if positions is not None and not torch.equal(positions.expand_as(mask)[mask].to(counted), counted):
         raise _refused("position_ids", "of your own", "each prompt's from 0")
-    return [ids[keep].tolist() for ids, keep in zip(input_ids, mask, strict=True)]
+    return mask
 
 
 def _joined(input_ids: Tensor, generations: Sequence[Generation], settings: Any) -> Tensor:

@@ -6,9 +6,8 @@ import operator
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from toolkit.config.others import DEVICE
 from toolkit.config.values import check_ranges, checked, shown
-from toolkit.engine.device import check_device
+from toolkit.engine.device import check_device, tensor_on
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.errors import InputError, warn
@@ -169,14 +168,14 @@ class ModelPair:
             costs="assumed" if embedded else "measured",
         )
 
-    @cached_property
+    @property
     def vocab_size(self) -> int:
         """Length of every distribution: the target's output size."""
         return vocab_size(self.target)
 
-    @cached_property
+    @property
     def device(self) -> torch.device:
-        """Where distributions are compared: the target's device when first asked (models of a pair stay where they are)."""
+        """Where distributions are compared: the target's device."""
         return self.target.device  # type: ignore[no-any-return]
 
     @property
@@ -200,15 +199,18 @@ class ModelPair:
             advice = f"give pair.draft=NAME, or make one: {draft_command(getattr(self.target, 'name_or_path', '') or 'TARGET')}"
             raise InputError(f"{reader} needs a draft model, the pair has none: {advice}")
 
-    def fit(self, logits: Tensor) -> Tensor:
-        """A draft's logits [..., V'] on the target's device and vocabulary [..., V], see `fit_logits`; -inf at `unshared`."""
-        logits = fit_logits(logits, self.vocab_size, self.device)
-        return logits if self._undrafted is None else logits.index_fill(-1, self._undrafted, -torch.inf)
+    @property
+    def fit(self) -> Callable[[Tensor], Tensor]:
+        """What puts a draft's logits [..., V'] on the target's device and vocabulary [..., V], -inf at `unshared`.
 
-    @cached_property
-    def _undrafted(self) -> Tensor | None:
-        ids = [token for token in self.unshared if token < self.vocab_size]
-        return torch.tensor(ids, device=self.device) if ids else None
+        It is of the target's form at this moment: asked for in each round, not in each forward pass.
+        """
+        size, device = self.vocab_size, self.device
+        ids = [token for token in self.unshared if token < size]
+        if not ids:
+            return lambda logits: fit_logits(logits, size, device)
+        undrafted = tensor_on(device, ids)
+        return lambda logits: fit_logits(logits, size, device).index_fill(-1, undrafted, -torch.inf)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
