@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.toolkit.adapted import Adapted
 from toolkit import ModelPair, config, decode, generate, testing
 from toolkit.costs import kept
 from toolkit.costs.clock import Stopwatch
@@ -22,6 +23,7 @@ from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
 from toolkit.runs.stage import read_manifest
 from toolkit.stopping import StoppingPolicy
+from toolkit.testing.blocks import tiny_block
 
 WEIGHING = ("batch_rate_confidence", "lookup_rate", "best_source")
 
@@ -37,7 +39,7 @@ def another_process(tmp_path, monkeypatch):
 
 def forget():
     kept._LOADED.clear()
-    kept._OF_PAIRS.clear()
+    kept._OF_ENGINES.clear()
 
 
 def tiny(**changes):
@@ -117,6 +119,59 @@ def test_times_hold_for_a_number_of_threads():
     finally:
         torch.set_num_threads(threads)
     assert table.machine["threads"] == threads + 1 and beside != path
+
+
+def kept_at(target, draft=None):
+    """The file of a pair's costs."""
+    return costs_here(ModelPair(target, draft), repeats=1)[0][1]
+
+
+def test_pairs_that_differ_in_settings_alone_have_tables_of_their_own():
+    """Longer blocks, other layers that are read, more experts per token, fewer layers: the tensors are the same."""
+    target = testing.tiny_model("llama")
+    blocks = [kept_at(target, tiny_block(target, block_size=size)) for size in (4, 8, 4)]
+    eagles = [kept_at(target, testing.tiny_eagle3(target, layers)) for layers in ((0, 1, 2), (0, 1, 3))]
+    assert blocks[0] != blocks[1] and blocks[0] == blocks[2] and eagles[0] != eagles[1]
+    experts, layers = testing.tiny_model("mixtral"), testing.tiny_model("llama")
+    assert kept_at(layers) == kept_at(target), "the weights' values do not matter"
+    settings = {**experts.config.to_dict(), "num_experts_per_tok": 1}
+    fewer = type(experts)(type(experts.config).from_dict(settings)).eval()
+    layers.config.num_hidden_layers = 2
+    assert kept_at(experts) != kept_at(fewer) and kept_at(layers) != kept_at(target)
+
+
+def lower_layers(model):
+    model.config.num_hidden_layers = 2
+
+
+def route_to_one_expert(model):
+    for layer in model.model.layers:
+        layer.mlp.gate.top_k = 1
+
+
+def use_another_attention(model):
+    model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [("llama", lower_layers), ("mixtral", route_to_one_expert), ("llama", use_another_attention)],
+)
+def test_a_model_that_is_changed_between_two_calls_has_another_table(family, change):
+    pair = ModelPair(testing.tiny_model(family))
+    ((table, path),) = costs_here(pair, repeats=1)
+    assert costs_here(pair, repeats=1)[0][0] is table
+    change(pair.target)
+    assert costs_here(pair, repeats=1)[0][1] != path
+
+
+def test_adapters_that_are_switched_have_another_table():
+    adapted = Adapted(testing.tiny_model("llama"))
+    pair = ModelPair(adapted)
+    ((_, path),) = costs_here(pair, repeats=1)
+    with adapted.disable_adapter():
+        assert costs_here(pair, repeats=1)[0][1] != path
+    assert costs_here(pair, repeats=1)[0][1] == path
 
 
 def test_a_table_is_measured_once_and_kept(capsys):

@@ -399,6 +399,35 @@ def test_files_are_whole_or_absent(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "old"
 
 
+def folders_fail(monkeypatch, name, number):
+    """Let `os.fsync` or `os.open` of a folder end in an error, as file systems do that lack it."""
+    function = getattr(os, name)
+
+    def failing(file, *args, **options):
+        if os.path.isdir(file):  # a path, or an open one
+            raise OSError(number, os.strerror(number))
+        return function(file, *args, **options)
+
+    monkeypatch.setattr(os, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("fsync", errno.EINVAL), ("fsync", errno.ENOTSUP), ("open", errno.EACCES)]
+)
+def test_where_folders_cannot_be_flushed_a_stage_ends_well(tmp_path, monkeypatch, name, number):
+    folders_fail(monkeypatch, name, number)
+    assert work(tmp_path / "out").finished
+    assert atomic.read_json(atomic.write_json(tmp_path / "a.json", [1])) == [1]
+
+
+def test_what_fails_after_a_file_is_in_place_says_so(tmp_path, monkeypatch):
+    atomic.write_text(tmp_path / "a.txt", "old")
+    folders_fail(monkeypatch, "fsync", errno.EIO)
+    with pytest.raises(InputError, match="a.txt was written, but may be lost .*: Input/output error") as caught:
+        atomic.write_text(tmp_path / "a.txt", "new")
+    assert "nothing was changed" not in str(caught.value) and (tmp_path / "a.txt").read_text() == "new"
+
+
 # -- who works in a folder, and where nothing can be written ------------------------------------------------------------------
 
 

@@ -1,10 +1,10 @@
 """Cost tables of this machine: measured once, when a rule first weighs costs, and kept in the user's cache.
 
-A table is found again by what a forward pass costs depends on: the form of target and draft (architecture, shapes, dtypes,
-adapters; not the weights' values, whose digest takes longer than the measurement may), processor, threads, torch version,
-packing and batch size. Of several processes that want the same one, one measures. A rule decides by the table alone, never by a
-clock: equal tables give equal texts, another table another text of the same distribution. At temperature 0 the text is always
-the same.
+A table is found again by what a forward pass costs depends on: the form of target and draft (architecture, configuration,
+shapes, dtypes, devices, adapters; not the weights' values, whose digest takes longer than the measurement may), processor,
+threads, torch version, packing and batch size. A process looks for it by the same facts at every call, for models may be changed
+between two. Of several processes that want the same one, one measures. A rule decides by the table alone, never by a clock:
+equal tables give equal texts, another table another text of the same distribution. At temperature 0 the text is always the same.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
-
 from toolkit.costs.measure import CONTEXTS, REPEATS, WIDTHS, machine_of, measure
 from toolkit.costs.table import CostTable
-from toolkit.engine.engine import engine_of
+from toolkit.engine.engine import Engine, engine_of
 from toolkit.errors import InputError
 from toolkit.files import lock
 from toolkit.files.atomic import content_hash
 from toolkit.files.digests import cache_folder
-from toolkit.models.fingerprint import adapters
+from toolkit.models.fingerprint import adapters, configuration
 from toolkit.models.pair import ModelPair
 
 WIDE = 0.4  # spread of the repeats beyond which a line says so
 FIGURES = ("cost_ratio", "column_cost")  # in the place of a table
 Kept = list[tuple[CostTable, Path]]
 _LOADED: dict[Path, CostTable] = {}  # of this process
-_OF_PAIRS: WeakKeyDictionary[ModelPair, dict[tuple[Any, ...], Kept]] = WeakKeyDictionary()
+_OF_ENGINES: WeakKeyDictionary[Engine, dict[str, Kept]] = WeakKeyDictionary()
 _MEASURING = threading.RLock()
 
 
@@ -55,26 +52,37 @@ def costs_here(pair: ModelPair, batch_size: int = 1, repeats: int = REPEATS) -> 
 
     It is read or measured. Where nothing can be kept, one line says so, and the file is not there.
     """
-    key = (*map(id, (pair.target, *pair.drafts)), pair.options, torch.get_num_threads(), batch_size, repeats)
     with _MEASURING:
-        of_pair = _OF_PAIRS.setdefault(pair, {})
-        if key not in of_pair:
+        target, *drafts = forms = [_form(model) for model in (pair.target, *pair.drafts)]
+        of_engine = _OF_ENGINES.setdefault(engine_of(pair), {})
+        key = content_hash([forms, machine_of(pair), batch_size, repeats])
+        if key not in of_engine:
             with engine_of(pair).sessions(1, 1):
                 machine = machine_of(pair)  # once the engine has packed its weights, or has not
-            what = [_form(pair.target), machine, batch_size, WIDTHS, CONTEXTS, repeats]
-            drafts = [_form(draft) for draft in pair.drafts] or [[]]
+            what = [target, machine, batch_size, WIDTHS, CONTEXTS, repeats]
             folder = cache_folder() / "costs"
-            paths = [folder / f"{content_hash([draft, *what], length=24)}.json" for draft in drafts]
-            of_pair[key] = list(zip(_tables(pair, machine, batch_size, repeats, paths), paths, strict=True))
-        return of_pair[key]
+            paths = [folder / f"{content_hash([draft, *what], length=24)}.json" for draft in drafts or [[]]]
+            key = content_hash([forms, machine, batch_size, repeats])
+            of_engine[key] = list(zip(_tables(pair, machine, batch_size, repeats, paths), paths, strict=True))
+        return of_engine[key]
 
 
 def _form(model: Any) -> list[Any]:
-    """What the cost of a model's forward pass depends on: its architecture, shapes, dtypes and adapters."""
+    """What the cost of a model's forward pass depends on: its architecture, configuration, modules, tensors and adapters."""
     if not hasattr(model, "state_dict"):  # a table of tests
         return [type(model).__name__, list(model.probs.shape)]
-    tensors = {name: [list(t.shape), str(t.dtype)] for name, t in model.state_dict().items() if isinstance(t, Tensor)}
-    return [type(model).__name__, getattr(model.config, "_attn_implementation", None), tensors, adapters(model)]
+    ways = [getattr(model.config, f"_{part}_implementation", None) for part in ("attn", "experts")]
+    modules = [
+        [name, type(m).__name__, vars(m).get("top_k"), *_tensors(m)]  # top_k: routers keep the experts per token
+        for name, m in model.named_modules()
+    ]
+    return [type(model).__name__, ways, configuration(model), modules, adapters(model)]
+
+
+def _tensors(module: Any) -> list[Any]:
+    """Shape, dtype and device of a module's own tensors."""
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return [[list(t.shape), str(t.dtype), str(t.device)] for t in tensors if t is not None]
 
 
 def _tables(

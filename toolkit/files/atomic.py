@@ -34,7 +34,7 @@ def write_atomic(path: Path | str, write: Callable[[Path], Any]) -> Path:
 
     Files of an output folder are listed in its journal (`toolkit.files.journal`).
     """
-    path = Path(path)
+    path, in_place = Path(path), False
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,23 +43,21 @@ def write_atomic(path: Path | str, write: Callable[[Path], Any]) -> Path:
         journal.note(path, temporary=temporary.name)
         try:
             write(temporary)
-            with open(temporary, "rb") as handle:
-                os.fsync(handle.fileno())
+            journal.to_disk(temporary)
             if journal.home_of(path) is not None:
                 journal.note(path, sha256=journal.digest(temporary))
             os.replace(temporary, path)
+            in_place = True
         finally:
             temporary.unlink(missing_ok=True)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        journal.to_disk(path.parent)
     except Exception as error:
         why = _why(error)
         if why is None:
             raise
         advice = why[1] and f"; {why[1]}"
+        if in_place:
+            raise InputError(f"{path} was written, but may be lost if the machine stops: {why[0]}{advice}") from error
         raise InputError(f"could not write {path}: {why[0]}; nothing was changed there{advice}") from error
     return path
 

@@ -28,6 +28,8 @@ DEEPEST = 6  # folders between an output folder and a file of its own
 KNOWN = 2  # a process may die between the line and the file, which then is still the one before
 HINT = "delete it and run the command that made it again"
 MANIFEST = "manifest.json"  # has a checksum of its own, for its status may change
+# What file systems answer that cannot flush a folder, or open one.
+LACKING = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EACCES, errno.ENOSYS, errno.EPERM)
 _VERIFIED: dict[str, tuple[Any, ...]] = {}  # path -> (size, times, inode, digest) when this process last read it whole
 _PARSED: dict[str, tuple[int | None, int, Written]] = {}  # path -> inode, bytes that were parsed, what they said
 
@@ -71,10 +73,23 @@ def append_line(path: Path, line: str, flush: bool = False) -> None:
         data = (b"\n" if torn else b"") + line.encode() + b"\n"
         if os.write(handle, data) < len(data):
             raise OSError(errno.ENOSPC, "No space left on device")
-        if flush:
-            os.fsync(handle)
     finally:
         os.close(handle)
+    if flush:
+        to_disk(path)
+
+
+def to_disk(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk where the file system can: network shares and FUSE may lack that."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in LACKING:
+            raise
 
 
 def relative(home: Path, path: Path) -> str:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from toolkit.engine.facts import checksums
+from toolkit.engine.facts import checksums, reads_states
 from toolkit.files.atomic import content_hash
 
 CHUNK = 2**14  # entries under one pattern of signs
@@ -98,6 +98,9 @@ def fingerprint(model: Any) -> str:
 def configuration(model: Any) -> str:
     """A short hash of what the numbers of a forward pass depend on beside the weights and their format: RoPE, windows, caps."""
     config = model.config.to_dict() if hasattr(model, "config") else {}
+    if reads_states(model):  # what such a draft has beside the config of its layers
+        flags, settings = sorted(getattr(model, "flags", ())), getattr(model, "settings", None)
+        config |= {"target_layers": list(model.target_layers), "flags": flags, "settings": settings}
     return content_hash({name: value for name, value in config.items() if name not in IMMATERIAL})
 
 
