@@ -26,6 +26,7 @@ from toolkit.config.values import check_ranges
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
+from toolkit.models.fingerprint import configuration
 from toolkit.models.pair import ModelPair, fingerprint, load_tokenizer
 from toolkit.models.prompts import Message, Prompt
 from toolkit.types import Generation
@@ -180,6 +181,8 @@ class LocalLLMJudge:
         if self.pair is not None:
             target = self.pair.target
             identity |= {"weights": fingerprint(target), "dtype": str(target.dtype).removeprefix("torch.")}
+            template = getattr(self.pair.tokenizer, "chat_template", None)
+            identity["read_as"] = content_hash([configuration(target), template, SYSTEM])
         return identity
 
     @property

@@ -151,6 +151,11 @@ def test_a_method_is_built_once_and_again_when_a_file_has_changed(own_folder):
             deep.write_text(f"# @package sampling\nmax_new_tokens: {number}\n")
             os.utime(deep, (2_100_000_000 + second,) * 2)
             assert compose("decode", ["sampling=mine"]).sampling.max_new_tokens == number
+        os.utime(policy, (2_200_000_000,) * 2)
+        for number in (5, 6):  # copies that keep the times of files which are older than another one
+            deep.write_text(f"# @package sampling\nmax_new_tokens: {number}\n")
+            os.utime(deep, (1_000_000_000 + number,) * 2)
+            assert compose("decode", ["sampling=mine"]).sampling.max_new_tokens == number
     heads = [config.method_config("specdec_pp", head=name).policy.estimator.head for name in ("one", "two")]
     assert heads == ["one", "two"]
 

@@ -399,6 +399,15 @@ def test_files_are_whole_or_absent(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "old"
 
 
+def test_a_journal_that_was_made_again_under_the_same_inode_is_read_from_its_beginning(tmp_path):
+    for names in ("ab", "cdefgh"):
+        (tmp_path / journal.JOURNAL).write_text("")
+        journal.begin(tmp_path)
+        for name in names:
+            journal.note(tmp_path / name, sha256="0")
+        assert set(journal.read(tmp_path).files) == set(names)
+
+
 def folders_fail(monkeypatch, name, number):
     """Let `os.fsync` or `os.open` of a folder end in an error, as file systems do that lack it."""
     function = getattr(os, name)

@@ -50,8 +50,9 @@ def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | Preread
     """
     head_class = KINDS[kind]
     files = [Path(folder) / name for name in (head_class.weights_file, head_class.config_file)]
-    times = [path.stat().st_mtime_ns for path in files if path.exists()]
-    key = (str(folder), head_class, *times, repr([adapters(model) for model in (pair.draft, pair.target)]))
+    stats = [path.stat() for path in files if path.exists()]
+    stamps = [(stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats]
+    key = (Path(folder).resolve(), head_class, *stamps, repr([adapters(model) for model in (pair.draft, pair.target)]))
     heads = engine_of(pair).heads
     if key not in heads:
         head, record = loaded(folder, kind)

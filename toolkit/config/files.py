@@ -74,7 +74,8 @@ def kept(make: Callable[..., Any], *arguments: Any) -> Any:
     folders = user_folders()
     below = ("*", "*/*", "*/*/*")  # roots, groups, and the bases inside groups
     paths = [*folders, *(path for folder in folders for pattern in below for path in folder.glob(pattern))]
-    key = (make, arguments, folders, max((path.stat().st_mtime_ns for path in paths), default=0))
+    stats = [(path, path.stat()) for path in paths]
+    key = (make, arguments, folders, *((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
     with LOCK:
         if key not in _KEPT:
             if len(_KEPT) >= MOST:

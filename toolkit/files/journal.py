@@ -46,6 +46,7 @@ class Written:
 def begin(folder: Path) -> None:
     """Make a folder's journal, if it has none: from now on what is written there is listed."""
     (folder / JOURNAL).touch()
+    _PARSED.pop(str(folder / JOURNAL), None)  # a journal that was made again may have the inode of the one before
 
 
 def home_of(path: Path) -> Path | None:

@@ -167,7 +167,8 @@ class Store:
             [row, list(map(int, prompt)), list(map(int, produced))]
             for row, (prompt, produced) in zip(rows, sequences, strict=True)
         ]
-        apart = ["states"] if states else []
+        apart: list[Any] = ["states"] if states else []
+        apart += [list(pair.unshared)] if pair.unshared else []  # the draft never proposes them
         key = content_hash([read, numbered, max_drafted, draft_temperature, upper_bound, SHARD, *apart], length=16)
         options = max_drafted, scored_by, self.hidden or states, upper_bound, draft_temperature
         recorder = recorder_of(pair, sampling, *options)

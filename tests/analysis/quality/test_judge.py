@@ -1,6 +1,7 @@
 """Judges: ratings read from what they say, a tiny model that is loaded here, and an endpoint that fails in every way."""
 
 import json
+import shutil
 import time
 from itertools import pairwise
 
@@ -144,6 +145,17 @@ def test_judgements_are_kept_and_belong_to_their_judge(seven, answer_last, tmp_p
     assert f"2 judgements read from {tmp_path / 'kept'}" in metric.provenance
     judged(Judge(seven, **{**options, "max_tokens": 4}), ["good"])  # another way of asking
     assert len(list((tmp_path / "kept").glob("*.json"))) == 3
+
+
+def test_a_judge_with_another_configuration_or_chat_template_judges_again(seven, answer_last, tmp_path):
+    folder = tmp_path / "judge"
+    shutil.copytree(seven, folder)
+    config = json.loads((folder / "config.json").read_text())
+    changes = {"config.json": json.dumps({**config, "rms_norm_eps": 0.01}), "chat_template.jinja": "{{ messages }}"}
+    for number, (name, text) in enumerate([("README.md", ""), *changes.items()], start=1):
+        (folder / name).write_text(text)
+        judged(Judge(str(folder), template=answer_last, max_tokens=8, kept=tmp_path / "kept"), ["good"])
+        assert len(list((tmp_path / "kept").glob("*.json"))) == number
 
 
 # -- an endpoint ------------------------------------------------------------------------------------------------------

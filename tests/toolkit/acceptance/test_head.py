@@ -1,6 +1,7 @@
 """The acceptance head: its function, its weights on disk, the published format, the class weight's correction."""
 
 import math
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -10,9 +11,9 @@ from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from torch import nn
 
-from toolkit import generate
+from toolkit import generate, testing
 from toolkit.acceptance import AcceptanceHead, PrereadHead
-from toolkit.acceptance.folder import check_draft, head_hash, inside, scorers
+from toolkit.acceptance.folder import check_draft, head_hash, inside, scorer, scorers
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
 from toolkit.files.tensors import save_tensors
@@ -216,3 +217,17 @@ def test_the_output_folder_of_a_training_stands_for_its_head(tmp_path):
         assert generation.counts.num_drafted > 0
     assert head_hash(tmp_path) == head_hash(tmp_path / "head")
     assert set(scorers(pair, tmp_path)) == set(scorers(pair, tmp_path / "head")) == {"survival", "preread"}
+
+
+def test_a_head_of_the_same_name_in_another_working_directory_is_another_head(tmp_path, monkeypatch):
+    """Though its files have the same times, as those of a copied archive have."""
+    pair, logits = testing.table_pair(), []
+    for bias in (-1.0, 1.0):
+        head = AcceptanceHead(pair.draft.probs.shape[0])
+        head.readout.bias.data.fill_(bias)
+        folder = head.save(tmp_path / str(bias) / "head")
+        for path in folder.iterdir():
+            os.utime(path, (1_000_000_000,) * 2)
+        monkeypatch.chdir(folder.parent)
+        logits.append(float(scorer(pair, "head", "survival").module.readout.bias[0]))
+    assert logits == [-1.0, 1.0]

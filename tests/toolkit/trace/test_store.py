@@ -96,6 +96,13 @@ def test_the_same_weights_in_another_format_or_configuration_are_recorded_apart(
         same(shared, Store(tmp_path / str(number)).trace(pair, sampling, sequences, MOST))
 
 
+def test_tokens_that_are_never_drafted_are_recorded_apart(pair, sequences, tmp_path):
+    for unshared in ((), (0,), (1,)):
+        less = replace(pair, drafts=(), unshared=unshared)
+        shared = Store(tmp_path / "shared").trace(less, GREEDY, sequences, MOST)
+        same(shared, Store(tmp_path / str(unshared)).trace(less, GREEDY, sequences, MOST))
+
+
 def test_an_interruption_between_two_heads_and_a_damaged_file(pair, sequences, heads, recorded, tmp_path):
     store = Store(tmp_path)
     whole = store.trace(pair, GREEDY, sequences, MOST, heads)
