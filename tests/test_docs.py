@@ -9,10 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from benchmarks.pages import FORMATS, TABLE, written
 from toolkit import config
 from toolkit.config import compose
 from toolkit.config.command_line import prepare
@@ -141,6 +143,22 @@ def test_every_page_and_figure_is_shown():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES) + (ROOT / "mkdocs.yml").read_text("utf-8")
     files = [path for path in DOCS.rglob("*") if path.suffix in (".png", ".svg", ".pdf", ".md")]
     assert not [path.name for path in files if path.name not in text]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if TABLE.search(page.read_text("utf-8"))], ids=lambda page: page.name
+)
+def test_tables_are_those_of_the_result_files(page):
+    """`python -m benchmarks.pages` writes them; no table of figures is written by hand beside these."""
+    text = page.read_text(encoding="utf-8")
+    assert text == written(text)
+    assert re.findall(r"^\|.*\d.*\|$", CODE.sub("", TABLE.sub("", text)), re.MULTILINE) == []
+
+
+def test_every_result_file_is_shown():
+    shown = {name for page in PAGES for _, name, _ in TABLE.findall(page.read_text(encoding="utf-8"))}
+    formats = set(tomllib.loads(FORMATS.read_text(encoding="utf-8")))
+    assert shown == formats == {path.stem for path in (DOCS / "tables").iterdir()}
 
 
 def test_every_folder_of_the_packages_has_its_room():

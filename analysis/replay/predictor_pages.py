@@ -20,6 +20,7 @@ def page(tables: Mapping[str, pd.DataFrame], cost_ratio: float, positions: int) 
     """The whole page."""
     every = tables["predictors"]
     home = every[every.home]
+    depths = tables["calibration"][tables["calibration"].domain.isin(home.domain)]
     kinds, curve = _curve(home, positions)
     rows = [row for row in home.method.unique() if row not in kinds or row in (STATISTICS, kinds[row])]
     main = home[home.method.isin([row for row in rows if " of " not in row])]
@@ -34,7 +35,7 @@ def page(tables: Mapping[str, pd.DataFrame], cost_ratio: float, positions: int) 
         "a level is that of the rule's own threshold, lambda c.",
         markdown(probabilities(main[main.ECE.notna()])),
         "## By depth",
-        markdown(by_depth(tables["calibration"], [STATISTICS, *(row for row in set(kinds.values()) if row in rows)])),
+        markdown(by_depth(depths, [STATISTICS, *(row for row in set(kinds.values()) if row in rows)])),
         "## Positions of training",
         markdown(curve),
         "## From one domain, temperature or draft to another",
@@ -99,7 +100,7 @@ def probabilities(main: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_depth(table: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
-    """ECE raw and calibrated at every depth, of some rows, the domains' positions together."""
+    """ECE raw and calibrated at every depth, of some rows, all positions of the table together."""
     of_rows = table[table.method.isin(rows) & (table.depth != "all")]
     lines: list[dict[str, Any]] = []
     for row in dict.fromkeys(of_rows.method):

@@ -19,8 +19,10 @@ def test_small_rows_are_in_the_curve_alone_and_other_drafts_in_transfer_alone():
     lines = [line(name, "math", positions=size, ECE=0.1, ECE_calibrated=0.05) for name, size in sizes.items()]
     lines += [line("speculative", "math"), line("statistics of math", "math", ECE=0.1, ECE_calibrated=0.1)]
     lines += [line("statistics of math", "far", home=False, free=0.25, upper_bound_share=0.75)]
-    depths = [{"method": "statistics", "depth": k, "positions": n, "ECE": e, "ECE_calibrated": 0.0}
-              for k, n, e in (("all", 4, 9.0), ("1", 1, 0.4), ("2", 3, 0.1), ("1", 3, 0.2))]  # fmt: skip
+    lines += [line("statistics", "code", positions=900)]
+    depths = [{"method": "statistics", "domain": domain, "depth": k, "positions": n, "ECE": e, "ECE_calibrated": 0.0}
+              for domain, k, n, e in (("math", "all", 4, 9.0), ("math", "1", 1, 0.4), ("math", "2", 3, 0.1),
+                                      ("code", "1", 3, 0.2), ("far", "1", 9, 0.9))]  # fmt: skip
     drift = [
         {"before": "a", "after": "b", **line(name, "b")} for name in ("statistics", "statistics, 100", "upper_bound")
     ]
@@ -29,6 +31,6 @@ def test_small_rows_are_in_the_curve_alone_and_other_drafts_in_transfer_alone():
     main, _, depth, curve, transfer, changed = (part.split("\n## ")[0] for part in text.split("\n## "))
     assert "pre-read head, 800" in main and "pre-read head, 80 " not in main and "statistics, 100" not in main
     assert "best fixed K" in main and "far" not in main and "50% [40%, 60%]" in main
-    assert "0.250" in depth  # (.4 + 3 * .2) / 4
+    assert "0.250" in depth  # (.4 + 3 * .2) / 4: of the domains at home
     assert [row.split("|")[2].strip() for row in curve.split("\n") if "| pre-read" in row] == ["80", "800"]
     assert "75% / 25%" in transfer and "statistics, 100" not in transfer + changed
