@@ -1,9 +1,10 @@
-"""What an engine counted of its drafts: vLLM's answers, its /metrics page, or the generations.jsonl of toolkit.decode.
+"""What an engine counted of its drafts: vLLM's answers, a /metrics page, or the generations.jsonl of toolkit.decode.
 
 answers   one JSON object per line, with `metrics.speculative_decoding` (vLLM 0.32.0; experimental there). Started with
           `--per-request-spec-decode-metrics detailed`, the server says the drafted and accepted tokens of every round.
           `summary` says how many rounds accepted 0, 1, 2, ... tokens: enough only if all rounds drafted K tokens
-/metrics  the text of vLLM's Prometheus counters: sums by position since the server started, of all requests together
+/metrics  one scrape of Prometheus counters, vLLM's or llama.cpp's, in either text format, under any prefix: sums by
+          position since the server started, of all requests together
 
 A position counts in the rounds that drafted it and accepted all before it. Shapes: n requests, K draft positions.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from analysis.tables.bootstrap import Array
 from toolkit.errors import InputError
@@ -28,10 +30,11 @@ from toolkit.models.prompts import numbered_lines
 DETAILED = "--per-request-spec-decode-metrics detailed"
 STREAMED = ("data:", "event:", "id:", "retry:", ":")  # how the lines of an event stream begin
 TOTALS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-COUNTER = re.compile(
-    r"vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens_per_pos)_total(?:{(.*)})? +(\d+(?:\.\d+)?(?:e\+?\d+)?)"
+ROUNDS, TOKENS, POSITIONS = COUNTERS = (
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
 )
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ class PositionCounts:
 def read_counts(path: Path) -> PositionCounts:
     """The counts of a file of answers, or of a /metrics page. Raises InputError for contradictions, with the line."""
     lines = list(numbered_lines(path, "a file of responses"))
-    if any(line.startswith("vllm:") for _, line in lines):
-        return _of_metrics(path, [line for _, line in lines])
+    if lines and not any(line.lstrip().startswith(("{", "[", *STREAMED)) for _, line in lines):
+        return _of_metrics(path, lines)
     requests: list[tuple[list[int], list[int]]] = []
     width, skipped, reasons = 0, 0, set[str]()
     for number, line in lines:
@@ -172,29 +175,42 @@ def _whole(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
-def _of_metrics(path: Path, lines: Sequence[str]) -> PositionCounts:
-    """The sums of a /metrics page over its engines: one row."""
-    sums, positions, models = {"drafts": 0.0, "draft_tokens": 0.0}, dict[int, float](), set[str]()
-    for name, labels, value in (match.groups() for line in lines if (match := COUNTER.match(line))):
-        about = dict(LABEL.findall(labels or ""))
-        models.add(about.get("model_name", ""))
-        number = float(value)
-        if name in sums:
-            sums[name] += number
-        else:
-            at = int(about["position"]) if about.get("position", "").isdecimal() else -1
-            positions[at] = positions.get(at, 0.0) + number
+def _of_metrics(path: Path, lines: Sequence[tuple[int, str]]) -> PositionCounts:
+    """The sums of a /metrics page over its engines: one row. Raises InputError for a series that comes twice."""
+    series: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for number, line in lines:
+        try:
+            families = list(text_string_to_metric_families(line)) if "spec_decode_num_" in line else []
+        except (ValueError, IndexError):
+            raise InputError(f"{path}, line {number}: expected a series of Prometheus, got {line.strip()!r}") from None
+        for sample in (sample for family in families for sample in family.samples if sample.name.endswith(COUNTERS)):
+            key = sample.name, frozenset(sample.labels.items())
+            if key in series:
+                raise InputError(
+                    f"{path}, line {number}: {sample.name} of the same labels comes twice, expected one scrape. Counters count "
+                    "from the server's start: give the last scrape, or for the time between two a page of their differences"
+                )
+            series[key] = float(sample.value)
+    if not series:
+        raise InputError(
+            f"{path}: expected answers (JSON objects), or a /metrics page with a series ...{ROUNDS}; got none"
+        )
+    sums, models = defaultdict[tuple[str, str], float](float), set[str]()
+    for (name, labels), value in series.items():
+        prefix, about = name.partition("spec_decode")[0], dict(labels)
+        models.add(f"{prefix} {about.get('model_name', '')}".strip())
+        sums[name.removeprefix(prefix), about.get("position", "")] += value
     if len(models) > 1:
         raise InputError(f"{path}: expected the counters of one model, got those of {', '.join(sorted(models))}")
-    accepted = [positions.get(at, math.nan) for at in range(len(positions))]
-    ladder = [sums["drafts"], *accepted]
+    longest = sum(counter == POSITIONS for counter, _ in sums)
+    accepted = [sums.get((POSITIONS, str(at)), math.nan) for at in range(longest)]
+    drafts, drafted = sums[ROUNDS, ""], sums[TOKENS, ""]
+    ladder = [drafts, *accepted]
     falls = all(before >= after >= 0 for before, after in pairwise(ladder))
-    drafted, most = sums["draft_tokens"], len(accepted) * sums["drafts"]
-    if not (accepted and sums["drafts"] and falls and sum(accepted) <= drafted <= most):
+    if not (accepted and drafts and falls and sum(accepted) <= drafted <= longest * drafts < math.inf):
         raise InputError(
-            f"{path}: expected vLLM's counters spec_decode_num_drafts_total, num_draft_tokens_total and "
-            "num_accepted_tokens_per_pos_total of positions 0, 1, ... that fit each other, of a server that has drafted; got "
-            f"{sums['drafts']:g}, {drafted:g} and {accepted}"
+            f"{path}: expected counters that fit each other, with positions 0, 1, ..., of a server that has drafted; got "
+            f"{ROUNDS} {drafts:g}, {TOKENS} {drafted:g} and {POSITIONS} {accepted}"
         )
     reached = np.array([ladder[:-1]])
-    return PositionCounts(reached, np.array([accepted]), int(sums["drafts"]), int(drafted), whole_server=True)
+    return PositionCounts(reached, np.array([accepted]), int(drafts), int(drafted), whole_server=True)

@@ -152,14 +152,79 @@ def test_counters_of_a_server_are_sums_without_intervals(tmp_path, capsys):
     assert nothing.startswith("Nothing is advised") and "detailed" in nothing
 
 
+@pytest.mark.parametrize("prefix", ["vllm:", "llamacpp:", "ray_vllm:", "ray_vllm_", "vllm_", ""])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_counters_have_any_prefix(tmp_path, prefix, end):
+    """By hand: two engines of 500 rounds each; with and without HELP lines."""
+    path = tmp_path / "page.txt"
+    page = scrape(1000, 3000, [800, 600, 400])
+    for lines in (page, [line for line in page if line[0] != "#"]):
+        path.write_bytes(end.join(lines).replace("vllm:", prefix).encode())
+        counts = read_counts(path)
+        assert counts.reached.tolist() == [[1000, 800, 600]] and counts.accepted.tolist() == [[800, 600, 400]]
+        assert (counts.rounds, counts.drafted, counts.whole_server) == (1000, 3000, True)
+
+
+def test_timestamps_exemplars_and_times_of_creation_are_no_counts(tmp_path):
+    """An OpenMetrics page: a value, a timestamp and an exemplar, whose labels and value look like more of them."""
+    exemplar = '1760000000.5 # {trace_id="a } 7 b",engine="9"} 31.0 1760000001.25'
+    series = {
+        "drafts_total": 10, "drafts_created": 1.76e9, "draft_tokens_total": 20, "draft_tokens_created": 1.76e9,
+        'accepted_tokens_per_pos_total{position="0"}': 8, 'accepted_tokens_per_pos_created{position="0"}': 1.76e9,
+        'accepted_tokens_per_pos_total{position="1"}': "5e+00",
+    }  # fmt: skip
+    lines = ["# TYPE vllm:spec_decode_num_drafts counter", "# UNIT vllm:spec_decode_num_drafts rounds"]
+    lines += [f"vllm:spec_decode_num_{name} {value} {exemplar}" for name, value in series.items()]
+    counts = read_counts(write(tmp_path, *lines, "# EOF"))
+    assert counts.reached.tolist() == [[10, 8]] and counts.accepted.tolist() == [[8, 5]] and counts.drafted == 20
+
+
+def test_labels_may_hold_anything(tmp_path):
+    lines = scrape(1000, 3000, [800, 600, 400], model=r"a \"b\",position=\"9\"} 7 \\ # {c}")
+    assert read_counts(write(tmp_path, *lines)).accepted.tolist() == [[800, 600, 400]]
+
+
+@pytest.mark.parametrize("later", [
+    scrape(1500, 4500, [1000, 700, 500]),  # a second scrape
+    scrape(10, 20, [8, 6]),  # the server was started again with K = 2
+    [line + " 1760000000" for line in scrape(1000, 3000, [800, 600, 400])],
+    ["vllm:spec_decode_num_drafts_total{model_name='m',engine='1'} 7".replace("'", '"')],
+])  # fmt: skip
+def test_a_series_that_comes_twice_is_refused(tmp_path, later):
+    first = scrape(1000, 3000, [800, 600, 400])
+    with pytest.raises(InputError, match=r"spec_decode_num_drafts_total .*twice.*differences"):
+        read_counts(write(tmp_path, *first, *later))
+
+
 @pytest.mark.parametrize("lines", [
-    scrape(1000, 3000, [800, 900, 400]), scrape(1000, 3001, [800, 600, 400]), scrape(0, 0, [0, 0]), ["vllm:other 1"],
+    ["# TYPE sglang:spec_accept_length gauge", 'sglang:spec_accept_length{model_name="m"} 2.8'],
+    ["llamacpp:tokens_predicted_total 3469", "llamacpp:n_decode_total 543"],
+    ['vllm:generation_tokens_total{engine="0",model_name="m"} 7'],
+    ["vllm:spec_decode_num_drafts_created 1.76e9", "other_spec_decode_num_drafts 3"],
+    ["HTTP/1.1 404 Not Found"],
+])  # fmt: skip
+def test_pages_without_counters_of_drafts_are_named(tmp_path, lines):
+    with pytest.raises(InputError, match="page .*spec_decode_num_drafts_total.* got none"):
+        read_counts(write(tmp_path, *lines))
+
+
+def test_a_broken_counter_is_refused_with_its_line(tmp_path):
+    lines = scrape(1000, 3000, [800, 600, 400])
+    lines[2] = lines[2].replace("500.0", "5OO.0")
+    with pytest.raises(InputError, match="line 3: expected a series"):
+        read_counts(write(tmp_path, *lines))
+
+
+@pytest.mark.parametrize("lines", [
+    scrape(1000, 3000, [800, 900, 400]), scrape(1000, 3001, [800, 600, 400]), scrape(0, 0, [0, 0]),
     [line for line in scrape(10, 30, [8, 6, 4]) if 'position="1"' not in line],
     [*scrape(1000, 3000, [800, 600, 400]), *scrape(10, 30, [8, 6, 4], model="other")],
-    ["vllm:spec_decode_num_drafts_total NaN"],
+    [*scrape(1000, 3000, [800, 600, 400]), *[line.replace("vllm:", "ray_vllm:") for line in scrape(10, 30, [8, 6, 4])]],
+    ["vllm:spec_decode_num_drafts_total NaN"], [line.replace("500.0", "+Inf") for line in scrape(1000, 1000, [1000])],
+    ["llamacpp:spec_decode_num_drafts_total 9", "llamacpp:spec_decode_num_draft_tokens_total 27"],
 ])  # fmt: skip
 def test_counters_that_do_not_fit_each_other_are_refused(tmp_path, lines):
-    with pytest.raises(InputError, match="expected (vLLM's counters|the counters of one model)"):
+    with pytest.raises(InputError, match="expected (the )?counters"):
         read_counts(write(tmp_path, *lines))
 
 
