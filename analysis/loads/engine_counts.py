@@ -15,7 +15,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -47,6 +47,7 @@ class PositionCounts:
     skipped          lines that were left out
     whole_server     sums of a server. If not every round drafted K tokens, `reached` is as if they had, so every share of it
                      is a lower bound
+    most_calls       draft forward passes of a round, at most, where decode counted them: 0 of copies, 1 of a block draft
     """
 
     reached: Array
@@ -55,6 +56,7 @@ class PositionCounts:
     drafted: int
     skipped: int = 0
     whole_server: bool = False
+    most_calls: int | None = None
 
     @property
     def longest(self) -> int:
@@ -73,10 +75,10 @@ def read_counts(path: Path) -> PositionCounts:
     if lines and not any(line.lstrip().startswith(("{", "[", *STREAMED)) for _, line in lines):
         return _of_metrics(path, lines)
     requests: list[tuple[list[int], list[int]]] = []
-    width, skipped, reasons = 0, 0, set[str]()
+    width, skipped, reasons, drafts = 0, 0, set[str](), set[tuple[int, int]]()
     for number, line in lines:
         try:
-            rounds = rounds_of(line)
+            rounds = rounds_of(answer := answer_of(line))
             if isinstance(rounds, str):
                 skipped += 1
                 reasons.add(rounds)
@@ -86,6 +88,7 @@ def read_counts(path: Path) -> PositionCounts:
                 raise InputError(f"num_spec_tokens is {longest}, {width} before: split the file by it")
             width = longest
             requests.append((drafted, accepted))
+            drafts |= _drafts(answer)
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
     if not requests:
@@ -93,7 +96,8 @@ def read_counts(path: Path) -> PositionCounts:
             f"{path}: none of {skipped} lines has counts that tell draft positions apart ({', '.join(sorted(reasons))}); start "
             f"vLLM with a draft and {DETAILED}"
         )
-    return counts_of(requests, width, skipped)
+    tells = drafts - {(1, 1)}  # a token by a forward pass is a chain's or a block's
+    return replace(counts_of(requests, width, skipped), most_calls=max(calls for _, calls in drafts) if tells else None)
 
 
 def counts_of(requests: Sequence[tuple[list[int], list[int]]], width: int, skipped: int = 0) -> PositionCounts:
@@ -108,10 +112,11 @@ def counts_of(requests: Sequence[tuple[list[int], list[int]]], width: int, skipp
     return PositionCounts(reached, accepted_at, num_rounds, num_drafted, skipped)
 
 
-def rounds_of(line: str) -> tuple[int, list[int], list[int]] | str:
+def rounds_of(answer: dict[str, Any]) -> tuple[int, list[int], list[int]] | str:
     """K, and the drafted and accepted tokens of an answer's rounds, checked against its other counts; or why it has none."""
-    counts = _counts(line)
-    if counts is None:
+    metrics = answer.get("metrics")
+    counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+    if not isinstance(counts, dict):
         return "no counts"
     histogram, numbers = counts.get("acceptance_histogram"), {name: counts.get(name) for name in TOTALS}
     wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
@@ -150,8 +155,15 @@ def rounds_of(line: str) -> tuple[int, list[int], list[int]] | str:
     return width, lengths, kept
 
 
-def _counts(line: str) -> dict[str, Any] | None:
-    """`metrics.speculative_decoding` of a whole answer; None where there is none. Raises InputError for other lines."""
+def _drafts(answer: dict[str, Any]) -> set[tuple[int, int]]:
+    """Tokens and draft forward passes of the rounds that drafted, of a line of decode's; none of other answers."""
+    rounds = answer["rounds"] if isinstance(answer.get("rounds"), list) else []
+    numbers = [[r.get("num_drafted"), r.get("num_draft_calls")] for r in rounds if isinstance(r, dict)]
+    return {(drafted, calls) for drafted, calls in filter(_whole, numbers) if drafted}
+
+
+def answer_of(line: str) -> dict[str, Any]:
+    """A whole answer. Raises InputError for other lines."""
     whole = "expected whole answers, one JSON object per line, got a part of a stream: ask with stream=false"
     if line.startswith(STREAMED):
         raise InputError(whole)
@@ -166,9 +178,7 @@ def _counts(line: str) -> dict[str, Any] | None:
         not choice.get("finish_reason", "none") for choice in choices
     ):
         raise InputError(whole)
-    metrics = answer.get("metrics")
-    counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-    return counts if isinstance(counts, dict) else None
+    return answer
 
 
 def _whole(values: Any) -> TypeGuard[list[int]]:

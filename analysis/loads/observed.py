@@ -2,7 +2,8 @@
 
 The input is a file of vLLM's answers, of its /metrics page, or the generations.jsonl of toolkit.decode
 (`analysis.loads.engine_counts`). Every length k up to the longest K gets tokens per round, 1 + sum_{j <= k} P(at least j
-accepted), and (tokens per round) / (1 + c k), or 1 + c where a round's tokens come from one draft forward pass (blocks=true).
+accepted), and (tokens per round) / (1 + c k), or 1 + c where a round's tokens come from one draft forward pass: the file of
+toolkit.decode says so, of another blocks=true. Copies cost none, c = 0.
 P(at least j accepted) is the product, up to j, of P(accepted | drafted and all before accepted). Rounds of length k are taken
 to start where the counted ones did: exact at k = K, close where acceptance is alike along a text. Rounds of changing length
 count as if the draft's tokens did not decide their lengths. Files:
@@ -14,6 +15,7 @@ count as if the draft's tokens did not decide their lengths. Files:
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from analysis.loads.engine_counts import DETAILED, PositionCounts, read_counts
 from analysis.tables.bootstrap import ENOUGH, Array, Bootstrap, brackets, spread_name
 from analysis.tables.files import markdown, read_table, save_table, show, with_interval
 from toolkit.config import commands
+from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import open_stage
 
@@ -30,6 +33,11 @@ from toolkit.runs.stage import open_stage
 def advise_from_counts(cfg: commands.Advise) -> Path:
     path = Path(str(cfg.responses))
     counts = read_counts(path)
+    if counts.most_calls is not None:
+        if cfg.blocks and counts.most_calls != 1:
+            raise InputError(f"blocks=true: {path} counts {counts.most_calls} draft passes a round; leave it out")
+        cfg = copy.deepcopy(cfg)
+        cfg.blocks, cfg.cost_ratio = counts.most_calls == 1, cfg.cost_ratio if counts.most_calls else 0.0
     stage = open_stage("advise", cfg, inputs=[path])
     num_requests = len(counts.reached)
     whose = "sums of a whole server" if counts.whole_server else f"{num_requests} requests"
@@ -64,6 +72,8 @@ def notes_on(counts: PositionCounts) -> list[str]:
         notes.append(
             f"{counts.skipped} lines were left out: no counts, or rounds of changing length, which only {DETAILED} tells apart."
         )
+    if counts.most_calls in (0, 1):
+        notes.append(f"Draft forward passes per round, as the file counts them: {counts.most_calls}.")
     share = counts.drafted / (counts.longest * counts.rounds)
     if counts.bounded:
         notes.append(

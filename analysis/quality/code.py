@@ -49,29 +49,30 @@ class PassAtK(Metric):
         self.provenance = f"programs confined by {sandbox.chosen()}"
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
-        """Each of a prompt's n generations holds 1/n of the prompt: (pass@k / n, 1 / n)."""
+        """Each of a prompt's n generations that were decoded holds 1/n of the prompt: (pass@k / n, 1 / n)."""
         check_lengths(prompts, generations)
         groups = defaultdict(list)
         for row, prompt in enumerate(prompts):
             groups[prompt.id].append(row)
         scores = [Score(None)] * len(prompts)
         for rows in groups.values():
-            verdicts = [self._verdict(prompts[row], generations[row]) for row in rows]
+            decoded = [row for row in rows if generations[row].error is None]
+            verdicts = [self._verdict(prompts[row], generations[row]) for row in decoded]
             unsupported = [verdict.reason for verdict in verdicts if verdict.kind == sandbox.UNSUPPORTED]
-            n, num_passed = len(rows), sum(verdict.kind == sandbox.PASSED for verdict in verdicts)
-            if not unsupported and n < self.k:
+            n, num_passed = len(decoded), sum(verdict.kind == sandbox.PASSED for verdict in verdicts)
+            if not unsupported and len(rows) < self.k:
                 name = prompts[rows[0]].id
-                raise InputError(f"pass@{self.k} needs {self.k} generations of every prompt, got {n} of {name}")
-            for row, verdict in zip(rows, verdicts, strict=True):
-                if unsupported:
-                    scores[row] = Score(None, unsupported[0])
-                else:
-                    scores[row] = Score((pass_at_k(n, num_passed, self.k) / n, 1 / n), verdict.reason)
+                raise InputError(f"pass@{self.k} needs {self.k} generations of every prompt, got {len(rows)} of {name}")
+            for row in rows:
+                scores[row] = Score(None, f"decoding failed: {generations[row].error}")
+            lacking = f"fewer than {self.k} texts were decoded" if n < self.k else ""
+            reason = unsupported[0] if unsupported else lacking
+            for row, verdict in zip(decoded, verdicts, strict=True):
+                counts = None if reason else (pass_at_k(n, num_passed, self.k) / n, 1 / n)
+                scores[row] = Score(counts, reason or verdict.reason)
         return scores
 
     def _verdict(self, prompt: Prompt, generation: Generation) -> ProgramVerdict:
-        if generation.error is not None:
-            return ProgramVerdict(sandbox.FAILED, f"decoding failed: {generation.error}")
         tests = checks_of(prompt)
         if tests is None:
             return ProgramVerdict(sandbox.UNSUPPORTED, "no tests are known")

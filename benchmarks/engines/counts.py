@@ -12,7 +12,6 @@ temperature. A replay of the engine's answers has to count exactly what the engi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.loads.engine_counts import PositionCounts, counts_of, rounds_of
+from analysis.loads.engine_counts import PositionCounts, answer_of, counts_of, rounds_of
 from toolkit import ModelPair
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.decoding.proposers import PromptLookupProposer
@@ -54,7 +53,7 @@ def read_answers(path: Path, most: int) -> list[Answer]:
     answers = []
     for number, line in enumerate(path.read_text("utf-8").split("\n")[:-1], start=1):
         where = f"{path}, line {number}: "
-        rounds = rounds_of(line)
+        rounds = rounds_of(answer := answer_of(line))
         if isinstance(rounds, str) and rounds != "no rounds":
             raise InputError(f"{where}expected counts of {most} drafted tokens, got {rounds}")
         width, drafted, accepted = (most, [], []) if isinstance(rounds, str) else rounds
@@ -62,7 +61,7 @@ def read_answers(path: Path, most: int) -> list[Answer]:
             raise InputError(
                 f"{where}expected counts of K = {most}, got K = {width}: answers of another server; delete the file"
             )
-        choice: Mapping[str, Any] = json.loads(line)["choices"][0]
+        choice: Mapping[str, Any] = answer["choices"][0]
         if not choice.get("token_ids") or not choice.get("prompt_token_ids"):
             raise InputError(
                 f"{where}expected token_ids and prompt_token_ids, got none: ask with return_token_ids=true"

@@ -14,6 +14,8 @@ from toolkit import config
 from toolkit import decode as decode_command
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
+from toolkit.metrics import request_counts
+from toolkit.testing.blocks import block_pair
 
 
 def answer(histogram, **changed):
@@ -258,6 +260,62 @@ def test_what_decode_writes_is_read_back_as_the_same_advice(tmp_path, method, ca
     assert (counts.rounds, counts.drafted) == (len(every), sum(drafted for drafted, _ in every))
     assert len(counts.reached) == len(rounds)
     assert observed.sentence(lengths, counts, 0.05) in capsys.readouterr().out
+
+
+def of_decode(drafted, accepted, calls, longest=3):
+    """A line of generations.jsonl. calls: draft forward passes of each round."""
+    names = ("num_drafted", "num_accepted", "num_draft_calls")
+    rounds = [dict(zip(names, numbers, strict=True)) for numbers in zip(drafted, accepted, calls, strict=True)]
+    return json.dumps({**json.loads(detailed(drafted, accepted, longest)), "rounds": rounds})
+
+
+def advised(path, *words):
+    """The output folder of advice from a file at c = .2."""
+    words = [f"responses={path}", "cost_ratio=.2", f"paths.root_dir={path.parent}", *words]
+    return advise.run(config.compose("advise", words))
+
+
+@pytest.mark.parametrize(("calls", "cost", "blocks_cost"), [
+    ([1, 1, 1, 1], 1.2, 1.2), ([3, 3, 3, 3], 1.6, None), ([4, 3, 3, 3], 1.6, None), ([0, 0, 0, 0], 1.0, None),
+    ([0, 3, 0, 3], 1.6, None), (None, 1.6, 1.2),
+])  # fmt: skip
+def test_rounds_pay_the_draft_forward_passes_that_the_file_counts(tmp_path, capsys, calls, cost, blocks_cost):
+    """By hand: 3, 3, 2 and 0 of 3 drafted tokens are accepted, so 3 tokens a round; of a block, a chain, copies, an engine."""
+    drafted, accepted = [3, 3, 3, 3], [3, 3, 2, 0]
+    line = detailed(drafted, accepted, 3) if calls is None else of_decode(drafted, accepted, calls)
+    path = write(tmp_path, *[line] * 3)
+    folder = advised(path)
+    throughput = read_table(folder, "lengths").throughput
+    assert throughput.iloc[-1] == pytest.approx(3 / cost) and throughput[0] == 1
+    assert f"in rounds of 3 tokens: {3 / cost:.2f}." in capsys.readouterr().out
+    if blocks_cost is None:
+        with pytest.raises(InputError, match=f"blocks=true: .* counts {max(calls)} draft"):
+            advised(path, "blocks=true")
+    else:
+        blocks = read_table(advised(path, "blocks=true"), "lengths")
+        assert blocks.throughput.iloc[-1] == pytest.approx(3 / blocks_cost)
+
+
+def test_rounds_of_one_token_do_not_say_whether_they_are_blocks(tmp_path):
+    """By hand: both rounds accept their token, and P(2 accepted) is 0 of 0 rounds."""
+    path = write(tmp_path, *[of_decode([1, 1], [1, 1], [1, 1])] * 3)
+    for words in ([], ["blocks=true"]):
+        assert read_table(advised(path, *words), "lengths").throughput[1] == pytest.approx(2 / 1.2)
+
+
+@pytest.mark.parametrize(("kind", "most_calls"), [("chain", 4), ("block", 1), ("copies", 0)])
+def test_what_drafted_is_seen_in_decoded_rounds(tmp_path, table_pair, kind, most_calls):
+    chain = type(table_pair)(target=table_pair.target, draft=table_pair.draft, end_ids=())
+    method = (
+        config.method("prompt_lookup") if kind == "copies" else config.method("speculative", ["policy.num_drafted=4"])
+    )
+    pair = block_pair(4) if kind == "block" else chain
+    texts = decode(pair, [[0, 1, 0, 1]] * 5, method, Sampling(max_new_tokens=20))
+    lines = [
+        {"metrics": {"speculative_decoding": request_counts(text.rounds, 10)}, "rounds": [vars(r) for r in text.rounds]}
+        for text in texts
+    ]
+    assert read_counts(write(tmp_path, *map(json.dumps, lines))).most_calls == most_calls
 
 
 def test_methods_whose_rounds_are_no_chains_have_no_counts(tmp_path):

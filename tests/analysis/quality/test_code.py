@@ -59,6 +59,23 @@ def test_code_is_not_run_unless_allowed(monkeypatch):
 
 
 @linux
+@pytest.mark.parametrize("k, value", [(1, (1 / 2 + 1) / 2), (2, 1)])
+def test_texts_that_were_not_decoded_are_left_out(k, value):
+    """By hand. p: one of the two programs passes, a third was not decoded; q: its only program passes; r has none."""
+    prompts = [problem(name) for name in "pppqqrr"]
+    answers = [Generation(i, [1], [2], "    return a + b\n") for i in range(7)]
+    answers[1].text = "    return a - b\n"
+    for row in (2, 4, 5, 6):
+        answers[row].error = "not a number"
+    metric = PassAtK(k=k, allow_code_execution=True, seconds=5)
+    scores = metric.measure(prompts, answers)
+    assert metric.value(table(metric, scores).sum(0)) == pytest.approx(value)
+    reasons = quality.base.reasons([score for score in scores if score.counts is None])
+    few = {"fewer than 2 texts were decoded": 1} if k == 2 else {}
+    assert reasons == {"decoding failed: not a number": 4} | few
+
+
+@linux
 def test_every_generation_holds_its_part_of_the_prompt():
     good, bad = "    return a + b\n", "    return a - b\n"
     prompts = [problem("p")] * 3 + [problem("q")] * 2 + [Prompt("r", "No tests")] * 2 + [problem("s")] * 2
@@ -68,10 +85,10 @@ def test_every_generation_holds_its_part_of_the_prompt():
     metric = PassAtK(k=2, allow_code_execution=True, seconds=5)
     scores = metric.measure(prompts, answers)
     assert [score.reason for score in scores[:4]] == ["", *["AssertionError: "] * 3]
-    assert [score.counts is None for score in scores] == [False] * 5 + [True] * 2 + [False] * 2
+    assert [score.counts is None for score in scores] == [False] * 5 + [True] * 4
     by_prompt = table(metric, scores)[:3].sum(0), table(metric, scores)[3:5].sum(0)
     assert by_prompt[0] == pytest.approx((2 / 3, 1)) and by_prompt[1] == pytest.approx((0, 1))
-    assert metric.value(table(metric, scores).sum(0)) == pytest.approx((2 / 3 + 0 + 1) / 3)
+    assert metric.value(table(metric, scores).sum(0)) == pytest.approx((2 / 3 + 0) / 2)
     assert metric.label == "pass@2"
     with pytest.raises(InputError, match="pass@2 needs 2 generations of every prompt, got 1 of p"):
         metric.measure(prompts[:1], answers[:1])
