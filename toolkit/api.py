@@ -45,7 +45,7 @@ def generate(
 ) -> list[Generation]:
     """Decode prompts with a method of `conf/method/`.
 
-    prompts    strings, lists of token ids, or lists of chat messages
+    prompts    strings, lists of token ids, lists of chat messages, or requests: {"messages": [...], "tools": [...]}
     method     a name, or a Method built by hand (then `head`, `statistics` and `overrides` have no meaning)
     head       folder of an acceptance head, for methods that need one; None: the pair's own
     statistics  file of `analysis.heads statistics=`: acceptance where there is no head; None: weights that ship

@@ -5,10 +5,10 @@ Shapes: B batch slots, N proposed nodes, V vocabulary, D hidden size, L distribu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from toolkit.errors import InputError
 
 UNDRAWN = "a policy reads the probability of a token before it is drawn: expected that in `step`, not in `read`"
 SMALLEST = 1e-6  # probabilities below count as this where their logarithms are taken
-Prompt = str | Sequence[int] | Sequence[dict[str, str]]  # a text, its token ids, or chat messages
+# A text, its token ids, chat messages, or a request: {"messages": [...], "tools": [...]}, see `chat.read_request`.
+Prompt = str | Sequence[int] | Sequence[dict[str, Any]] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,13 @@ class Template:
 
     def filled(self, prompt: Prompt, answer: str) -> str:
         """The instruction about one answer. Placeholders inside the question or the answer stay as they are."""
-        turns: tuple[Message, ...] = prompt.messages or ()  # all of a conversation with several
-        headed = "\n\n".join(f"### {turn['role'].capitalize()}:\n{turn['content']}" for turn in turns)
+        objects = {key: value for key, value in prompt.options.items() if key in ("tools", "documents")}
+        turns: list[Message] = [{"role": key, "content": json.dumps(value)} for key, value in objects.items()]
+        turns += prompt.messages or ()  # all of a conversation with several
+        texts = [turn["content"] + (json.dumps(turn["tool_calls"]) if turn.get("tool_calls") else "") for turn in turns]
+        headed = "\n\n".join(
+            f"### {turn['role'].capitalize()}:\n{text}" for turn, text in zip(turns, texts, strict=True)
+        )
         question = prompt.prompt if prompt.prompt is not None else turns[0]["content"] if len(turns) == 1 else headed
         values = {"question": question, "answer": answer, "reference": prompt.answer or ""}
         return PLACEHOLDER.sub(lambda match: values[match[1]], self.text)

@@ -66,11 +66,11 @@ def prompts_file(folder: Path, *lines) -> Path:
 
 def test_prompts_are_read_in_order(tmp_path):
     messages = [{"role": "user", "content": "Hi"}]
-    chat = {"id": "x", "messages": messages, "answer": 42, "kind": "chat"}
+    chat = {"id": "x", "messages": messages, "answer": 42, "category": "chat"}
     first, second = read_jsonl(prompts_file(tmp_path, {"id": 7, "prompt": "a\u2028b"}, "", chat))
     assert first == Prompt("7", "a\u2028b")
     assert first.content == "a\u2028b"
-    assert second == Prompt("x", None, "42", tuple(messages), {"kind": "chat"})
+    assert second == Prompt("x", None, "42", tuple(messages), {"category": "chat"})
     assert second.content == messages
 
 

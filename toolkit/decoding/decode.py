@@ -21,7 +21,7 @@ from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling, row_generator
 from toolkit.types import Generation, Prompt
 
-PROMPTS = Called("a list of prompts: texts, lists of token ids, lists of messages")
+PROMPTS = Called("a list of prompts: texts, lists of token ids, lists of messages, requests")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from toolkit.errors import InputError, warn
 from toolkit.files.shards import is_gguf
 from toolkit.files.text import first_line
 from toolkit.models import block_format, draft_formats, eagle3, gguf, reduced
-from toolkit.models.chat import check_options, encode_chat
+from toolkit.models.chat import check_options, encode_chat, read_request
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
 from toolkit.types import Prompt
@@ -213,19 +213,25 @@ class ModelPair:
         return lambda logits: fit_logits(logits, size, device).index_fill(-1, undrafted, -torch.inf)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
-        if not isinstance(prompt, str) and not _is_chat(prompt):
-            return _token_ids(prompt)
+        """Token ids of a prompt: a string, a list of ids, or, through the chat template, messages or a request (`Prompt`)."""
+        is_chat = isinstance(prompt, list | tuple) and any(isinstance(turn, dict) for turn in prompt)
+        content: Any = {"messages": prompt} if is_chat else prompt
+        options: dict[str, Any] = {}
+        if isinstance(content, Mapping) and "messages" in content:
+            content, options = read_request(**content)
+            check_options(options, self.tokenizer)
+        elif not isinstance(content, str):
+            return _token_ids(content)
         tokenizer: Any = self.tokenizer
         if tokenizer is None:
             raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
         try:
-            for text in [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt]:  # type: ignore[index]
-                text.encode("utf-8")  # type: ignore[union-attr]
-            if isinstance(prompt, str):
-                ids = [int(token) for token in tokenizer(prompt).input_ids]
+            for text in [content] if isinstance(content, str) else [turn["content"] for turn in content]:
+                text.encode("utf-8")
+            if isinstance(content, str):
+                ids = [int(token) for token in tokenizer(content).input_ids]
             else:
-                ids = encode_chat(tokenizer, prompt, self.chat_template_options)  # type: ignore[arg-type]
+                ids = encode_chat(tokenizer, content, {**self.chat_template_options, **options})
         except InputError:
             raise
         except UnicodeEncodeError as error:  # half a character, of which there is no UTF-8
@@ -282,16 +288,6 @@ class ModelPair:
     def _decoded(self, token_ids: Sequence[int]) -> str:
         tokenizer: Any = self.tokenizer
         return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
-
-
-def _is_chat(prompt: Any) -> bool:
-    """Whether a prompt is a list of chat messages. Raises InputError for a list of which only some are."""
-    if not isinstance(prompt, list | tuple) or not any(isinstance(turn, dict) for turn in prompt):
-        return False
-    for turn in prompt:
-        if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
-            raise InputError(f'expected messages as a list of {{"role": "...", "content": "..."}}, got {shown(turn)}')
-    return True
 
 
 def _token_ids(prompt: Any) -> list[int]:

@@ -5,23 +5,28 @@ A prompts file is JSONL, one prompt per line:
     {"id": 1, "prompt": "Q: ...", "answer": "42"}                          the answer is optional
     {"id": "b", "messages": [{"role": "user", "content": "Hello"}]}         for the tokenizer's chat template
 
-Ids are numbers or strings, unique in the file; any other key is kept in `Prompt.extra`.
+Beside messages, "tools", "documents" and "chat_template_kwargs" are for the template, too, as in a request to a server. Ids
+are numbers or strings, unique in the file; any other key is kept in `Prompt.extra`, and named if no command READS it.
 """
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolkit.config.values import check_ranges, checked, shown
-from toolkit.errors import InputError
+from toolkit.errors import InputError, warn
+from toolkit.models.chat import read_request
 
 NO_VOCABULARY = 2**31  # above the tokens of any
-Message = dict[str, str]  # {"role": ..., "content": ...}
+Message = dict[str, Any]  # {"role": ..., "content": ...}, maybe tool_calls, tool_call_id
+READS = ("question_id", "category", "answers", "db_id", "entry_point", "test", "test_list", "test_imports",
+         "test_setup_code")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Prompt:
     id        unique among the prompts of a run; results are joined on it
     messages  role and content of each turn so far, for the tokenizer's chat template
     answer    what a response is checked against, if anything is known
-    extra     whatever else the source says about the prompt
+    extra     whatever else the source says about the prompt; metrics and exports read the keys READS
+    options   what a request has for the template beside its messages: tools, documents, chat_template_kwargs
     Raises InputError unless there is an id and exactly one of a prompt and messages, neither of them empty.
     """
 
@@ -40,6 +46,7 @@ class Prompt:
     answer: str | None = None
     messages: tuple[Message, ...] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -52,11 +59,16 @@ class Prompt:
             raise InputError("expected a prompt, got an empty one")
         if self.messages is not None and not self.messages:
             raise InputError("expected messages, got an empty list")
+        if self.messages is not None:
+            object.__setattr__(self, "messages", tuple(read_request(self.messages, **self.options)[0]))
+        elif self.options:
+            raise InputError(f"expected messages beside {', '.join(self.options)}, got a prompt")
 
     @property
-    def content(self) -> str | list[Message]:
-        """What `ModelPair.encode` takes: the text, or the messages."""
-        return self.prompt if self.prompt is not None else list(self.messages or ())
+    def content(self) -> str | list[Message] | dict[str, Any]:
+        """What `ModelPair.encode` takes: the text, the messages, or with options the request."""
+        request = {"messages": list(self.messages or ()), **self.options}
+        return self.prompt or (request if self.options else request["messages"])
 
 
 def first_ids(prompts: Sequence[Prompt]) -> list[str]:
@@ -97,7 +109,7 @@ def read_jsonl(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order; blank lines are skipped.
 
     Raises InputError for a missing file. Raises it, with the line's number, for a line that is not JSON, lacks an id or
-    repeats one. A line has to hold exactly one of "prompt" and "messages".
+    repeats one. A line has to hold exactly one of "prompt" and "messages". Warns of keys that nothing reads, with counts.
     """
     from tqdm.auto import tqdm
 
@@ -110,6 +122,9 @@ def read_jsonl(path: str | Path) -> list[Prompt]:
         if prompt.id in prompts:
             raise InputError(f"{path}, line {number}: the id {prompt.id!r} was used before; ids must differ")
         prompts[prompt.id] = prompt
+    if unread := Counter(key for prompt in prompts.values() for key in prompt.extra if key not in READS):
+        counts = ", ".join(f"{key} ({count:,})" for key, count in unread.most_common())
+        warn(f"{path}: no command reads these keys (and in how many of {len(prompts):,} rows they are): {counts}")
     return list(prompts.values())
 
 
@@ -160,9 +175,7 @@ def _parse(line: str) -> Prompt:
     id_ = row.pop("id", None)
     if isinstance(id_, bool) or not isinstance(id_, int | str | None):
         raise InputError(f"expected a number or a string as id, got {id_!r}")
-    turns = messages if isinstance(messages, list) else [messages]
-    fits = (isinstance(turn, dict) and isinstance(turn.get(key), str) for turn in turns for key in ("role", "content"))
-    if messages is not None and not (isinstance(messages, list) and all(fits)):
-        raise InputError('expected messages as a list of {"role": "...", "content": "..."}')
-    answer, messages = None if answer is None else str(answer), None if messages is None else tuple(messages)
-    return Prompt("" if id_ is None else str(id_), prompt, answer, messages, row)
+    read = {name: row.pop(name, None) for name in ("tools", "documents", "chat_template_kwargs")}
+    options = {name: value for name, value in read.items() if value is not None}
+    answer = None if answer is None else str(answer)
+    return Prompt("" if id_ is None else str(id_), prompt, answer, messages, row, options)

@@ -68,6 +68,10 @@ def test_conversations_are_shown_whole():
     assert single.filled(Prompt("1", messages=turns[:1]), "a") == "Hi|a"
     whole = "### User:\nHi\n\n### Assistant:\nYes?\n\n### User:\nWhy|a"
     assert single.filled(Prompt("1", messages=turns), "a") == whole
+    tools, call = [{"function": {"name": "f"}}], {"function": {"name": "f", "arguments": {}}}
+    asks = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]})
+    shown = single.filled(Prompt("1", messages=asks, options={"tools": tools}), "a")
+    assert shown == f"### Tools:\n{json.dumps(tools)}\n\n### User:\nHi\n\n### Assistant:\n{json.dumps([call])}|a"
 
 
 @pytest.mark.parametrize("options, message", [
