@@ -98,6 +98,7 @@ PROMPTS = (  # contents of prompts files
     b'{"id":1,"prompt":"Q: 1+1?"}\r\n{"id":2,"prompt":"Q: 2+2?"}\r\n', b'{"id":1,"id":2,"prompt":"Q: 1?"}\n',
     b'{"id":1,"messages":[{"role":"user","content":"Hello"}]}\n', bytes(range(256)),
     b'{"id":1,"messages":[{"content":"x"}]}\n', b'{"id":1,"prompt":"a","messages":[]}\n', b'{"id":1,"messages":[]}\n',
+    b'{"id":1,"messages":[{"role":"user","content":"x"}],"tools":[1]}\n', b'{"id":1,"prompt":"a","tools":[]}\n',
 )  # fmt: skip
 
 
