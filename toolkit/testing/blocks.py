@@ -262,7 +262,7 @@ class _Start:
         )
 
     def drafted(self, uniforms: Tensor) -> tuple[Proposal, State]:
-        """The round of these draws [B, M], and the policy's state after it. The draft reads the last two tokens of each text."""
+        """The round of these draws [B, M], and the policy's state after it. The draft reads the last two tokens of texts."""
         num_rows = len(self.texts)
         unread = torch.tensor([[0, 0, *text][-2:] for text in self.texts]), [2] * num_rows
         context = DraftContext(
