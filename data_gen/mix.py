@@ -37,7 +37,7 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import distributions_along, picked
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import Stage, check_some_done, open_stage
-from toolkit.sampling import Sampling, draw, row_generator
+from toolkit.sampling import Sampling, draw, row_generator, seed_of
 
 SUMMARY, PARTS = "summary.json", "parts"
 PART_ROWS = 256
@@ -119,7 +119,7 @@ def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: flo
     if len(distinct) < 2:
         raise InputError(f"expected responses to at least 2 prompts, to train and to validate on, got {len(distinct)}")
     count = min(max(round(validation_fraction * len(distinct)), 1), len(distinct) - 1)
-    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed_of(seed))).tolist()
     held_out = {distinct[i] for i in order[:count]}
     parts = {
         "train": [i for i, prompt in enumerate(prompts) if prompt not in held_out],

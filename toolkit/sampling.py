@@ -18,6 +18,7 @@ from torch import Tensor
 from toolkit.config.notes import Above, AtLeast, Between
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
+from toolkit.files.atomic import content_hash
 
 BLOCK = 64  # entries whose maximum stands for them while the largest are looked for
 
@@ -252,6 +253,17 @@ def draws(probs: Tensor, uniforms: Tensor) -> Tensor:
 def row_generator(seed: int, row: int) -> torch.Generator:
     """The random stream of one row: a function of (seed, row) alone, always on the CPU, the same on every device."""
     mixed = (int(seed) * 0x9E3779B97F4A7C15 + int(row) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
+    if max(abs(seed), abs(row)) >= 2**32:  # of which the product's low 32 bits know nothing
+        mixed = seed_of(seed, row)
     generator = torch.Generator("cpu")
     generator.manual_seed(mixed)
     return generator
+
+
+def seed_of(*numbers: int) -> int:
+    """The seed for some integers of any size, another one for others; for (0, ..., 0, n) that is n, if 32 bits hold it.
+
+    torch's generators read the low 32 bits of a seed on a CPU and 64 on CUDA, so what is larger is hashed.
+    """
+    *high, low = map(int, numbers)
+    return low if not any(high) and abs(low) < 2**32 else int(content_hash([*high, low], 15), 16)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from toolkit.errors import InputError
-from toolkit.sampling import Sampling, draw, draws, largest, penalized, row_generator, warp
+from toolkit.sampling import Sampling, draw, draws, largest, penalized, row_generator, seed_of, warp
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.0], dtype=torch.float64)
 
@@ -201,7 +201,23 @@ def test_row_generators_are_a_function_of_seed_and_row():
 def test_seeds_of_rows_stay_what_they_were():
     """Texts of earlier versions can be drawn again; written out, so that a change of the formula is seen."""
     seeds = {(0, 0): 1_499_779_743_744_070_123, (1, 2): 3_582_704_001_961_253_234, (7, 1000): 6_425_405_242_822_349_094}
+    seeds |= {(2**32 - 1, 3): 3_741_403_177_200_994_049, (-1, 0): 8_545_808_998_130_423_254}
     assert {key: row_generator(*key).initial_seed() for key in seeds} == seeds
+
+
+def test_large_seeds_are_read_whole():
+    """Integers that share their low 32 bits are seeds of their own: torch's CPU generator alone would tell none apart."""
+    keys = [(7 + high, row) for high in (0, 2**32, 2**33, 2**62, -(2**62), 2**63, 2**90) for row in (0, 1, 2**32)]
+    drawn = {tuple(torch.rand(2, generator=row_generator(*key)).tolist()) for key in keys}
+    assert len(drawn) == len(keys)
+
+
+def test_several_integers_are_one_seed():
+    tuples = [(rank, seed, step) for rank in range(4) for seed in (0, 1, 2, 4096, 2**32) for step in range(50)]
+    assert len({seed_of(*numbers) % 2**32 for numbers in tuples}) == len(tuples)
+    assert [seed_of(5), seed_of(0, 0, 5), seed_of(-3), seed_of(2**32 - 1)] == [5, 5, -3, 2**32 - 1]
+    assert seed_of(1, 5) == seed_of(1, 5) != seed_of(5, 1)
+    assert all(Sampling(seed=seed_of(*numbers)).seed < 2**63 for numbers in tuples)
 
 
 def test_stop_strings_are_a_tuple_whatever_was_given():

@@ -277,6 +277,9 @@ def test_every_key_of_a_command_has_a_type_and_a_meaning_and_faults_are_one_line
         ("sweep", ["+grid.tial={}"], "unknown method 'tial': did you mean tail"),
         ("compare", ["metrics=[exact_mach]"], "unknown quality metric 'exact_mach': did you mean exact_match"),
         ("toy", ["shares=3"], "shares: expected keys with values, got 3"),
+        ("train", ["seed=4294967296"], "seed: expected a number in [0, 4294967295], got 4294967296"),
+        ("distill", ["seed=4294967296"], "seed: expected a number in [0, 4294967295], got 4294967296"),
+        ("toy", ["seed=-1"], "seed: expected a number in [0, 4294967295], got -1"),
     ],
 )  # fmt: skip
 def test_faults_are_said_in_one_line(root, words, message):

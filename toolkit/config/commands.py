@@ -53,6 +53,7 @@ Amount = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, Above(0)]
 AProbability = Annotated[float, Probability]
 Seed = Annotated[int, AtLeast(0)]
+Seed32 = Annotated[int, Between(0, 2**32 - 1)]  # as Lightning's seed_everything takes them
 CostRatio = Annotated[Positive, "c, draft forward / target forward"]
 Resamples = Annotated[Count, "bootstrap samples"]
 Seconds = Positive
@@ -188,7 +189,7 @@ class TrainsHeads(OnPair):
         ConfigGroup("model", nullable=True),
         "the Lightning module of all these; null: nothing is trained, only stages are run",
     ]
-    seed: Annotated[Seed, "seed of the weights and of the order of the data"] = 0
+    seed: Annotated[Seed32, "seed of the weights and of the order of the data"] = 0
 
 
 class Trains(ConfigSection):
@@ -261,7 +262,7 @@ class Distill(Command, OnPair, Trains):
     lmbda: Annotated[float, Probability, "probability that a batch's texts are drawn from the draft itself"] = 0.0
     optimizer: Annotated[Any, ConfigGroup(), "how it is minimised"]
     scheduler: Annotated[Any, ConfigGroup(), "the learning rate over training; null: constant"] | None
-    seed: Annotated[Seed, "seed of fresh weights, of the order of the texts, of the draft's own texts"] = 0
+    seed: Annotated[Seed32, "seed of fresh weights, of the order of the texts, of the draft's own texts"] = 0
     optimized_metric: Annotated[
         str, "score for best.ckpt and a sweeper; val/loss needs callbacks.checkpoints.mode=min"
     ] = "val/alpha"
@@ -371,7 +372,7 @@ class ToyEvaluation(ConfigSection):
 class Toy(Command):
     module = "data_gen.toy"
     example = "target.steps=20 draft.steps=20 examples=200 evaluation.prompts=4 paths.output_dir=FOLDER"
-    seed: Annotated[Seed, "seed of data, weights and batches"] = 0
+    seed: Annotated[Seed32, "seed of data, weights and batches"] = 0
     threads: Annotated[Count, "threads of the CPU; 1 is faster where other programs compete for the cores"] = 2
     examples: Annotated[Count, "training examples per domain (code has only as many as the standard library)"] = 60000
     shares: Annotated[PerDomain, "share of all training tokens, by domain"] = PerDomain(

@@ -49,7 +49,7 @@ class Interval:
     def _worded(self, within: str, above: str, at_least: str) -> str:
         if math.isinf(self.high):
             return f"{above if self.ends[0] == '(' else at_least} {self.low:g}"
-        return f"{within} {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
+        return f"{within} {self.ends[0]}{self.low:g}, {self.high:.12g}{self.ends[1]}"
 
 
 def Between(low: float, high: float, ends: str = "[]") -> Interval:

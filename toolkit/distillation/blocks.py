@@ -36,6 +36,7 @@ from toolkit.distillation.unrolled import UnrolledTraining, layers_read
 from toolkit.errors import InputError
 from toolkit.models.block_draft import BlockDraft, BlockSettings
 from toolkit.models.teacher import pad_right
+from toolkit.sampling import seed_of
 
 SAME = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
         "max_position_embeddings", "rope_parameters", "rms_norm_eps", "bos_token_id", "eos_token_id")  # fmt: skip
@@ -152,9 +153,9 @@ class BlockTraining(UnrolledTraining):
     def _anchors(self, batch: DraftBatch) -> list[list[int]]:
         """Where blocks begin in every text: some at random in training, else all that predict a token which is looked at."""
         anchors, drawn = [], self.trainer.training
-        generator = torch.Generator().manual_seed(
-            (self.on_policy.seed << 32) + int(self.trainer.fit_loop.total_batch_idx)
-        )
+        step = int(self.trainer.fit_loop.total_batch_idx)
+        seed = seed_of(self.trainer.global_rank, self.on_policy.seed, step)
+        generator = torch.Generator().manual_seed(seed)
         for (prompt, produced), where in zip(batch.sequences, batch.positions, strict=True):
             first, last = len(prompt) - 1, len(prompt) + len(produced) - 2
             if drawn:

@@ -11,6 +11,7 @@ import torch
 from toolkit.config.notes import AtLeast, Between
 from toolkit.errors import InputError
 from toolkit.models.teacher import Text
+from toolkit.sampling import seed_of
 from toolkit.training.batches import Examples, ResumableData
 
 MEASURED = 500  # produced tokens of validation texts
@@ -121,7 +122,7 @@ def split(sequences: Sequence[Text], fraction: float, seed: int) -> tuple[list[T
     if len(prompts) < 2:
         raise InputError(f"expected responses to at least 2 prompts, to train and to validate on, got {len(prompts)}")
     count = min(max(round(fraction * len(prompts)), 1), len(prompts) - 1)
-    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed_of(seed))).tolist()
     held_out = {prompts[i] for i in order[:count]}
     train = [text for text in sequences if tuple(text[0]) not in held_out]
     return train, [text for text in sequences if tuple(text[0]) in held_out]

@@ -29,7 +29,7 @@ from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.reduced import kept_tokens, rows_alone
 from toolkit.models.teacher import Text, logits_of, produced_states
-from toolkit.sampling import Sampling
+from toolkit.sampling import Sampling, seed_of
 from toolkit.training.trainer import WholeSteps
 
 PLAIN = EngineOptions(cuda_graphs="off", packed="off")  # weights change between calls
@@ -77,9 +77,9 @@ class DraftTraining(WholeSteps):
     def training_step(self, batch: DraftBatch, batch_idx: int) -> dict[str, Tensor]:
         own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
         if is_on_policy(own.lmbda, own.seed, step):
-            seed = own.seed + self.trainer.global_rank
+            stream = (own.seed, step, self.trainer.global_rank)
             sequences = batch.sequences
-            drawn = own_sequences(self.draft, sequences, own.sampling, own.ends, seed, step) if sequences else []
+            drawn = own_sequences(self.draft, sequences, own.sampling, own.ends, *stream) if sequences else []
             batch = DraftBatch(drawn, None, batch.most)
         if not batch.sequences:  # no text is left for this process: it takes part with a loss of 0
             nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
@@ -169,18 +169,18 @@ def _mean(values: Tensor) -> Tensor:
 
 def is_on_policy(lmbda: float, seed: int, step: int) -> bool:
     """Whether a step's texts are the draft's own: with probability lmbda, a function of (seed, step)."""
-    generator = torch.Generator().manual_seed((seed << 32) + step)
+    generator = torch.Generator().manual_seed(seed_of(seed, step))
     return bool(torch.rand((), generator=generator, dtype=torch.float64) < lmbda)
 
 
 def own_sequences(
-    draft: Any, sequences: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int
+    draft: Any, sequences: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int, rank: int = 0
 ) -> list[Text]:
-    """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step)."""
+    """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step, rank)."""
     pair = ModelPair(target=draft, end_ids=tuple(ends), options=PLAIN)
     method = config.method("autoregressive")
     prompts = [list(prompt) for prompt, _ in sequences]
-    drawn = replace(sampling, seed=(seed << 32) + step, stop=())
+    drawn = replace(sampling, seed=seed_of(rank, seed, step), stop=())
     generations = decode(pair, prompts, method, drawn, batch_size=len(prompts))
     failed = next((generation.error for generation in generations if generation.error is not None), None)
     if failed is not None:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from toolkit import config as configs
 from toolkit.config.identity import contents_of
-from toolkit.config.notes import AtLeast
+from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json, write_text
@@ -39,7 +39,7 @@ class Settings:
     metrics: Sequence[str] = ()  # names of the scores in a job's folder
     sampler: Literal["tpe", "random", "nsgaii"] = "tpe"  # who proposes; nsgaii is for several scores
     retries: Annotated[int, AtLeast(0)] = 1  # of a job that fails
-    seed: int = 0  # of the sampler
+    seed: Annotated[int, Between(0, 2**32 - 1)] = 0  # of the sampler
 
     def __post_init__(self) -> None:
         check_ranges(self, "hydra.sweeper.")
@@ -77,7 +77,7 @@ class Search:
             what = "other overrides, or other content of the files that it reads"
             raise InputError(f"{folder} holds another search ({what}): choose another hydra.sweep.dir")
         self.study = create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
-        seed = settings.seed + len(self.study.trials)  # another one when the search goes on
+        seed = (settings.seed + len(self.study.trials)) % 2**32  # another one when the search goes on
         kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "nsgaii": samplers.NSGAIISampler}
         self.study.sampler = kinds[settings.sampler](seed=seed)
 

@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 
 from toolkit.errors import InputError
+from toolkit.sampling import seed_of
 
 
 class Examples(ABC):
@@ -70,7 +71,7 @@ class ExampleBatches:
     def order(self, epoch: int) -> list[int]:
         examples = list(range(self.states.num_examples))
         if self.shuffle:
-            generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
+            generator = torch.Generator().manual_seed(seed_of((self.seed << 20) + epoch))
             examples = torch.randperm(len(examples), generator=generator).tolist()
         return examples[self.rank :: self.world]
 

@@ -75,7 +75,7 @@ class HeadTraining(WholeSteps):
         """Seed dropout by the seed, the batch and the process: a resumed training has the uninterrupted one's numbers."""
         if getattr(self.head, "dropout", 0.0):
             batches = (int(self.trainer.fit_loop.total_batch_idx) + 1) * self.trainer.world_size
-            torch.manual_seed((self.first_seed + 1) * 1_000_003 + batches + self.trainer.global_rank)
+            torch.manual_seed(((self.first_seed + 1) * 1_000_003 + batches + self.trainer.global_rank) % 2**64)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         total, weight = self.loss_of(self.head, batch)

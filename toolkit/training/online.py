@@ -17,6 +17,7 @@ from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.errors import InputError
 from toolkit.models.teacher import hidden_size, pad_right, picked, states_and_logits_of
+from toolkit.sampling import seed_of
 from toolkit.training.batches import Examples
 from toolkit.training.examples import Positions, check_labels, joined
 from toolkit.training.recorded import drawn_depths
@@ -66,7 +67,7 @@ class MixedSequences:
 
         Labels are probabilities of the token drafted at a position, even where the text goes on with another token.
         """
-        generator, probs = torch.Generator().manual_seed(seed), torch.from_numpy(self._accept_probs.copy())
+        generator, probs = torch.Generator().manual_seed(seed_of(seed)), torch.from_numpy(self._accept_probs.copy())
         first = torch.from_numpy(np.repeat(self._responses(), self._row_lengths))
         depths = drawn_depths(probs, first, most, generator)
         return depths[torch.from_numpy(self._drafted)]

@@ -29,6 +29,7 @@ from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
 from toolkit.models.teacher import hidden_size
+from toolkit.sampling import seed_of
 from toolkit.trace import Trace
 from toolkit.trace.steps import Geometry, RecordedStep, step_at
 from toolkit.trace.store import SAME_PROMPT, SUMMARY, check_final_states, read_traces
@@ -82,7 +83,7 @@ class TracedStates(RecordedStates):
             accepts = torch.stack([accepted, accepted[following]], 1)
             if self.inputs.round_depth:
                 first = edges[:-1].repeat_interleave(trace.lengths())
-                generator = torch.Generator().manual_seed(seed)
+                generator = torch.Generator().manual_seed(seed_of(seed))
                 self.depths = drawn_depths(accepted, first, self.inputs.round_depth, generator)
         else:
             start, depth, self.steps, followed = visited(trace)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from toolkit.trace.steps import RecordedStep
 from toolkit.trace.store import read_traces
 from toolkit.training import TracedData
 from toolkit.training.console import EpochLines
+from toolkit.training.losses import WeightedBCE
+from toolkit.training.module import HeadTraining
 from toolkit.types import DraftStep
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -107,6 +110,16 @@ def test_a_run_leaves_a_head_that_learned(trained, recorded, tiny_overrides, tmp
     curve = [line.split(",") for line in (long / "metrics.csv").read_text().splitlines()]
     losses = [float(row[curve[0].index("train/loss")]) for row in curve[1:] if row[curve[0].index("train/loss")]]
     assert losses[-1] < 0.9 * losses[0]
+
+
+def test_dropout_takes_any_seed_of_torch():
+    """Trainings of one's own code are not seeded by a command: torch begins with a seed of 64 bits."""
+    module = HeadTraining(PrereadHead(4, 3, dropout=0.5), WeightedBCE(), torch.optim.SGD)
+    module.trainer = SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=0), world_size=1, global_rank=0)
+    torch.manual_seed(2**64 - 2)
+    module.on_fit_start()
+    module.on_train_batch_start(None, 0)
+    assert torch.initial_seed() != 2**64 - 2
 
 
 def test_a_resumed_training_ends_like_an_uninterrupted_one(recorded, tiny_overrides, tmp_path, monkeypatch):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.toolkit.test_block_drafts import close, slow_logits
 from toolkit import ModelPair, config, distill
-from toolkit.distillation.blocks import Blocks, states_by_position
+from toolkit.distillation.blocks import Blocks, BlockTraining, states_by_position
 from toolkit.distillation.data import DraftBatch
+from toolkit.distillation.losses import ForwardKL
+from toolkit.distillation.module import OnPolicy
+from toolkit.distillation.teachers import OnlineTeacher
 from toolkit.distillation.unrolled import TargetStates
 from toolkit.errors import InputError
 from toolkit.models import block_format
+from toolkit.sampling import Sampling
 from toolkit.testing import tiny_llama
 from toolkit.testing.blocks import tiny_block
 
@@ -41,6 +46,24 @@ def test_training_sees_what_decoding_computes(kind):
             close(logits, expected[draft.lm_head.kept])
             seen += 1
     assert seen == (9 if kind == "dspark" else 8)
+
+
+def test_every_seed_step_and_process_begins_blocks_elsewhere():
+    target = tiny_llama(32, 3, 1, torch.float64)
+    states = TargetStates(target, [0, 1, 2])
+    batch = DraftBatch([([5, 9, 33], list(range(20, 60))), ([7], list(range(10, 70)))], [range(40), range(60)])
+
+    def anchors(seed, step, rank):
+        own = OnPolicy(0.0, Sampling(), (), seed)
+        arguments = (tiny_block(target), OnlineTeacher(target, 1.0), ForwardKL(), 1.0, own, torch.optim.SGD)
+        training = BlockTraining(*arguments, states=states, kind=Blocks(anchors=8))
+        loop = SimpleNamespace(total_batch_idx=step)
+        training.trainer = SimpleNamespace(fit_loop=loop, global_rank=rank, training=True)
+        return str([index.tolist() for _, index in training.final_states(batch)])
+
+    streams = [(seed, step, rank) for seed in (0, 1, 2**31) for step in (3, 4) for rank in (0, 1)]
+    assert len({anchors(*stream) for stream in streams}) == len(streams)
+    assert anchors(1, 3, 1) == anchors(1, 3, 1)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])

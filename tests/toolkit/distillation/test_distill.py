@@ -23,7 +23,7 @@ from analysis.tables.files import read_table
 from tests.toolkit.test_eagle3 import unrolled_logits
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
-from toolkit.distillation.data import MEASURED, DraftBatch, TextPart
+from toolkit.distillation.data import MEASURED, DraftBatch, TextPart, split
 from toolkit.distillation.drafts import begin
 from toolkit.distillation.losses import AcceptanceLikelihood, ForwardKL
 from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_sequences
@@ -131,6 +131,14 @@ EAGLE = ["kind=eagle3", "kind.target_layers=[0,1]", "vocabulary=12", "trainer.ma
     [
         ["pair.draft=null", "layers=1", "vocabulary=20", "lmbda=.5", "exports=[plain]"],
         [*EAGLE, "trainer.max_epochs=2"],
+        [
+            "kind=dflash",
+            "kind.target_layers=[0,1]",
+            "kind.block_size=4",
+            "kind.num_layers=1",
+            "kind.anchors=2",
+            "seed=5",
+        ],
     ],
 )
 def test_a_run_that_is_interrupted_again_and_again_ends_with_equal_weights(run, monkeypatch, words):
@@ -169,6 +177,11 @@ def test_validation_looks_at_evenly_spread_tokens():
     assert part.num_positions == 10 and part.total == 100 and part.num_examples == 3  # texts without any are left out
     assert part.whole.positions == [[0, 10, 20, 30], [0], [6, 16, 26, 36, 46]]
     assert part.batch([2]).labels.tolist() == [6, 16, 26, 36, 46]
+
+
+def test_large_seeds_split_texts_otherwise():
+    texts = [([number], [1]) for number in range(40)]
+    assert len({str(split(texts, 0.5, seed)) for seed in (0, 2**32, 2**33, 2**64)}) == 4
 
 
 def test_a_cache_keeps_what_each_target_says(tmp_path, tiny_pair):
@@ -337,7 +350,7 @@ def test_only_produced_tokens_have_logits(family):
 
 
 def test_drafts_own_texts_are_theirs(tiny_pair):
-    """The draft's texts follow its weights as they are now, depend on (seed, step) alone, and come lmbda of the time."""
+    """The draft's texts follow its weights as they are now, depend on (seed, step, rank) alone, and come lmbda of the time."""
     draft = load_draft(tiny_pair / "draft").requires_grad_(True)
     sequences = [([4, 5, 6], [7]), ([5, 9], [6, 7])]
     sampling = Sampling(temperature=0.0, max_new_tokens=6)
@@ -350,9 +363,13 @@ def test_drafts_own_texts_are_theirs(tiny_pair):
                 assert logits[token] >= logits.max() - 1e-4
     drawn = Sampling(max_new_tokens=6)
     assert own_sequences(draft, sequences, drawn, (), 0, 3) == own_sequences(draft, sequences, drawn, (), 0, 3)
-    assert own_sequences(draft, sequences, drawn, (), 0, 3) != own_sequences(draft, sequences, drawn, (), 0, 4)
+    streams = [(seed, step, rank) for seed in (0, 1, 2**32) for step in (3, 4) for rank in (0, 1)]
+    texts = {stream: own_sequences(draft, sequences, drawn, (), *stream) for stream in streams}
+    assert len({str(text) for text in texts.values()}) == len(streams)
     share = sum(is_on_policy(0.3, 5, step) for step in range(2000)) / 2000
     assert abs(share - 0.3) < 0.05
+    steps = {tuple(is_on_policy(0.3, seed, step) for step in range(200)) for seed in (0, 1, 4096, 2**32)}
+    assert len(steps) == 4
     assert not any(is_on_policy(0.0, 5, step) for step in range(50)) and all(is_on_policy(1.0, 5, s) for s in range(50))
 
 

@@ -63,6 +63,14 @@ def test_settings_have_one_direction_per_score():
         Settings(metrics=["a", "b"])
 
 
+def test_the_largest_seed_of_a_sampler_goes_on(tmp_path):
+    """Optuna's samplers take seeds of 32 bits; a search that goes on takes a later one."""
+    for stop in (1, 2):
+        run(Search(tmp_path, Settings(trials=9, seed=2**32 - 1), SPACE), parabola, stop=stop)
+    with pytest.raises(InputError, match=r"hydra.sweeper.seed: expected .*4294967295.*, got 4294967296"):
+        Settings(seed=2**32)
+
+
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_the_best_of_one_score_is_near_the_optimum_and_in_the_tables(tmp_path, direction):
     search = Search(tmp_path, Settings(trials=30, directions=[direction]), SPACE)

@@ -54,12 +54,13 @@ def test_one_process_trains_on_the_gpu_of_its_device(device, devices, expected, 
     assert (built["accelerator"], built["devices"]) == expected
 
 
+@pytest.mark.parametrize("seed", [3, 4096])
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 12, 13, 23])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_processes_share_the_batches_of_one_process(count, world):
+def test_processes_share_the_batches_of_one_process(count, world, seed):
     """Step for step, their batches together are one batch of the single process; none is left out or comes twice."""
     states = Numbers(count)
-    shared = {"shuffle": True, "seed": 3, "even": True}
+    shared = {"shuffle": True, "seed": seed, "even": True}
     whole = ExampleBatches(states, 2 * world, **shared)
     parts = [list(ExampleBatches(states, 2, rank=rank, world=world, **shared)) for rank in range(world)]
     assert {len(part) for part in parts} == {len(whole)}
@@ -70,6 +71,13 @@ def test_processes_share_the_batches_of_one_process(count, world):
     for rank in range(world):
         one = ExampleBatches(states, 2, rank=rank, world=world, even=True)
         assert len(one) == len(whole) == len(list(one))
+
+
+@pytest.mark.parametrize("seed", [3, 4096, 2**40])
+def test_processes_take_their_shares_of_one_order(seed):
+    order = ExampleBatches(Numbers(23), 2, shuffle=True, seed=seed).order(5)
+    parts = [ExampleBatches(Numbers(23), 2, shuffle=True, seed=seed, rank=r, world=3).order(5) for r in range(3)]
+    assert parts == [order[0::3], order[1::3], order[2::3]] and sorted(order) == list(range(23))
 
 
 def test_validation_sees_every_example_once():

@@ -196,6 +196,21 @@ def test_the_order_of_rows_is_a_function_of_seed_and_epoch():
         assert set(shares[0]) | set(shares[1]) == set(range(23))
 
 
+def test_orders_of_small_seeds_stay_and_those_of_large_ones_differ():
+    """The first three are written out: a training of an earlier version can be repeated."""
+
+    def order(seed, epoch, count=7):
+        examples = Counted()
+        examples.num_examples = count
+        return ExampleBatches(examples, 5, shuffle=True, seed=seed).order(epoch)
+
+    assert order(0, 0) == [4, 0, 5, 3, 2, 6, 1]
+    assert order(3, 1) == [4, 3, 0, 2, 1, 6, 5]
+    assert order(4095, 2) == [3, 4, 0, 2, 6, 5, 1]
+    large = [(seed, epoch) for seed in (0, 1, 4096, 4097, 2**20, 2**32, 2**63 - 1) for epoch in range(20)]
+    assert len({tuple(order(*key, count=50)) for key in large}) == len(large)
+
+
 def test_data_of_another_draft_and_unfinished_data_are_refused(overrides, tiny_mix, tiny_pair, tmp_path):
     with pytest.raises(InputError, match="another draft"):
         train.run(compose("train", [*overrides, f"pair.draft={tiny_pair}/target", f"paths.output_dir={tmp_path}/a"]))
