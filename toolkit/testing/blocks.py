@@ -2,7 +2,7 @@
 
 pair = block_pair(markov=True)                  tables: q of position k by the text's state and the token before the position
 tiny_block(target, "dspark")                    a random DSpark draft of a tiny target
-check_anticipation(MyPolicy(), BlockProposer()) does a token decide whether it is sent itself?
+check_anticipation(MyPolicy(), BlockProposer()) do tokens decide whether they are sent?
 """
 
 from __future__ import annotations
@@ -133,17 +133,17 @@ def check_anticipation(
 
     A pair: a round is drafted, and once more with other draws at depth k or later, in any rows, that were not sent. What is
     sent up to k must stay the same in every row. (In one row: whether position k is sent depends on nothing drawn at k or
-    later.) That makes texts exact. Which rows stop before k then follows from draws before k and from draws that are sent.
-    Given these, what such a row would draw at k or later still follows q, and a rule for draws from q emits p averaged over
-    it, whether it sees it or not. Rows that are not coupled (`couples_rows`) may depend on no neighbour at all.
+    later.) That makes texts exact, and rows independent. Which rows stop before k then follows from earlier draws and from
+    draws that are sent. Given these, what such a row would draw from k on still follows q, and a rule for draws from q emits
+    p averaged over it, whether it sees it or not. Without `couples_rows`, a row may depend on no neighbour at all.
 
     Some 2,000 pairs of rows: q of three tokens, mostly from .02 to .98, texts of up to 40 tokens and rows without one, up to
     three rows and five rounds before, rounds of up to eight tokens (or `limit`, `deepest`). Not seen: what shows in one draw of
-    a thousand, or only in longer rounds or larger batches. Enumerated are rounds of `most` tokens, two of them, with q in
-    multiples of 1/4 so that uniforms of four values stand for all, after up to two rounds.
+    a thousand, or only in longer rounds or larger batches. Enumerated are rounds of at most `most` tokens, after up to two
+    others; q of two tokens is a multiple of 1/4, so that uniforms of four values stand for all.
 
     policy    bound (`StoppingPolicy.bind`); heads are for states of `hidden_size`, a power of two
-    proposer  draws the token at depth k by a row's k-th uniform; from blocks or token by token, as it reads
+    proposer  draws the token at depth k by a row's k-th uniform
     """
     _check_pairs(policy, proposer, hidden_size)
     bounded, worst = Bounded(policy, 0, most), 0.0
@@ -154,7 +154,7 @@ def check_anticipation(
         draft = _quartered(order, most, isinstance(proposer, BlockProposer), generator)
         for state in _states(bounded, generator):
             rounds = _every_round(bounded, proposer, draft, state, most)
-            worst = max(worst, _error(rounds, target, most, order))
+            worst = max(worst, _error(rounds, target, most))
     return worst
 
 
@@ -228,9 +228,8 @@ def _states(policy: StoppingPolicy, generator: torch.Generator) -> list[State]:
     states = [policy.init(1, torch.device("cpu"))]
     for _ in range(STATES - 1):
         drafted = torch.randint(1, 4, (1,), generator=generator)
-        proposal = Proposal(
-            torch.zeros(1, int(drafted), dtype=torch.long), torch.zeros(1, int(drafted), 2), drafted, drafted
-        )
+        tokens = torch.zeros(1, int(drafted), dtype=torch.long)
+        proposal = Proposal(tokens, torch.zeros(1, int(drafted), 2), drafted, drafted)
         states.append(policy.observe(proposal, _random_verdict(proposal, generator), states[-1]))
     return states
 
@@ -256,13 +255,11 @@ class _Start:
     def repeated(self, times: int) -> _Start:
         """Every row so many times, one after the other."""
         rows = [row for row in range(len(self.room)) for _ in range(times)]
-        state = {key: value[rows] for key, value in self.state.items()}
-        return replace(
-            self, texts=[self.texts[row] for row in rows], room=[self.room[row] for row in rows], state=state
-        )
+        texts, room = [self.texts[row] for row in rows], [self.room[row] for row in rows]
+        return replace(self, texts=texts, room=room, state={key: value[rows] for key, value in self.state.items()})
 
     def drafted(self, uniforms: Tensor) -> tuple[Proposal, State]:
-        """The round of these draws [B, M], and the policy's state after it. The draft reads the last two tokens of texts."""
+        """The round of these uniforms [B, M], and the policy's state after it. Drafts read the last two tokens of a text."""
         num_rows = len(self.texts)
         unread = torch.tensor([[0, 0, *text][-2:] for text in self.texts]), [2] * num_rows
         context = DraftContext(
@@ -282,34 +279,26 @@ class _Start:
         return self.proposer.propose(context, self.policy, in_context(self.policy, self.state, lengths))
 
 
-@dataclass(frozen=True)
-class DraftedRound:
-    """A round: the tokens that are sent [k], and their q [k, V]."""
-
-    tokens: Tensor
-    q: Tensor
-
-
 def _every_round(
     policy: StoppingPolicy, proposer: TextProposer, draft: TabularModel, state: State, most: int
-) -> list[DraftedRound]:
-    """The round of every combination of uniforms; each is a row of one batch, or beside a neighbour where rows decide together.
+) -> list[tuple[Tensor, Tensor]]:
+    """The round of every combination of uniforms: the tokens that are sent [k], and their q [k, V].
 
-    The neighbour draws the same in all of them.
+    Each is a row of one batch, or beside a neighbour where rows decide together, which draws the same in all of them.
     """
     every = list(product([(part + 0.5) / PARTS for part in range(PARTS)], repeat=most))
-    size, rounds = 1 if policy.couples_rows else len(every), list[DraftedRound]()
+    size, rounds = 1 if policy.couples_rows else len(every), list[tuple[Tensor, Tensor]]()
     for first in range(0, len(every), size):
         uniforms = every[first : first + size] + every[len(every) // 3 :][: policy.couples_rows]
         start = _Start(policy, proposer, draft, [[0]], [most], state).repeated(len(uniforms))
         proposal, _ = start.drafted(torch.tensor(uniforms, dtype=torch.float64))
         for row in range(size):
             sent = int(proposal.num_drafted[row])
-            rounds.append(DraftedRound(proposal.tokens[row, :sent], proposal.draft_probs[row, :sent]))
+            rounds.append((proposal.tokens[row, :sent], proposal.draft_probs[row, :sent]))
     return rounds
 
 
-def _error(rounds: Sequence[DraftedRound], target: TabularModel, most: int, order: int) -> float:
+def _error(rounds: Sequence[tuple[Tensor, Tensor]], target: TabularModel, most: int) -> float:
     """Total variation between the first `most` + 1 tokens of all rounds, completed by p, and p's own."""
     start, rule = target.state([0]), Rejection()
     texts = list(product(range(2), repeat=most + 1))
@@ -326,10 +315,10 @@ def _error(rounds: Sequence[DraftedRound], target: TabularModel, most: int, orde
         pairs = list(zip(rows(tokens), tokens, strict=False))[first:]
         return math.prod(float(target.probs[row, token]) for row, token in pairs)
 
-    shares = Counter(tuple(drafted.tokens.tolist()) for drafted in rounds)
-    for drafted in {tuple(drafted.tokens.tolist()): drafted for drafted in rounds}.values():
-        tokens = drafted.tokens.tolist()
-        lengths, residuals = rule.distribution(target.probs[rows(tokens)], drafted.q.expand(-1, 2), drafted.tokens)
+    shares = Counter(tuple(drafted.tolist()) for drafted, _ in rounds)
+    for drafted, q in {tuple(drafted.tolist()): (drafted, q) for drafted, q in rounds}.values():
+        tokens = drafted.tolist()
+        lengths, residuals = rule.distribution(target.probs[rows(tokens)], q.expand(-1, 2), drafted)
         for text, length in product(texts, range(len(tokens) + 1)):
             if list(text[:length]) == tokens[:length]:
                 mass = float(lengths[length] * residuals[length, text[length]]) * probability(text, length + 1)
