@@ -203,7 +203,8 @@ def _of_metrics(path: Path, lines: Sequence[tuple[int, str]]) -> PositionCounts:
             series[key] = float(sample.value)
     if not series:
         raise InputError(
-            f"{path}: expected answers (JSON objects), or a /metrics page with a series ...{ROUNDS}; got none"
+            f"{path}: expected answers, one JSON object per line, or a /metrics page with counters of drafts by position "
+            f"({ROUNDS}, ...): got none; scrape an engine that drafts and counts so"
         )
     sums, models = defaultdict[tuple[str, str], float](float), set[str]()
     for (name, labels), value in series.items():

@@ -206,7 +206,7 @@ def test_a_series_that_comes_twice_is_refused(tmp_path, later):
     ["HTTP/1.1 404 Not Found"],
 ])  # fmt: skip
 def test_pages_without_counters_of_drafts_are_named(tmp_path, lines):
-    with pytest.raises(InputError, match="page .*spec_decode_num_drafts_total.* got none"):
+    with pytest.raises(InputError, match="page .*spec_decode_num_drafts_total.* got none; "):
         read_counts(write(tmp_path, *lines))
 
 
