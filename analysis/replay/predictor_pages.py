@@ -106,7 +106,7 @@ def by_depth(table: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     for row in dict.fromkeys(of_rows.method):
         for key, name in (("ECE", "raw"), ("ECE_calibrated", "calibrated")):
             line: dict[str, Any] = {"predictor": row, "ECE": name}
-            for depth, group in of_rows[of_rows.method == row].groupby("depth", sort=False):
+            for depth, group in of_rows[of_rows.method == row].dropna(subset=[key]).groupby("depth", sort=False):
                 line[str(depth)] = f"{(group[key] * group.positions).sum() / group.positions.sum():.3f}"
             lines.append(line)
     return pd.DataFrame(lines)
