@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.evidence import ROOT
-from toolkit.errors import InputError
+from toolkit.errors import InputError, answer_signals
 from toolkit.files.atomic import write_text
 
 DOCS = ROOT / "docs"
@@ -72,4 +72,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     main()
