@@ -1,4 +1,4 @@
-"""Blocks of tokens: whole outputs by enumeration for every method that takes them, and whether policies anticipate."""
+"""Blocks of tokens: whole outputs by enumeration for every method that takes them, and what policies decide of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from toolkit.decoding import BlockProposer, ChainProposer, Method, Sampling, dec
 from toolkit.errors import InputError
 from toolkit.sampling import warp
 from toolkit.stopping import (
-    Always,
     BatchRate,
     BlockBudget,
     BlockDraftRate,
@@ -30,7 +29,7 @@ from toolkit.stopping import (
 from toolkit.stopping.prices import PriceTable
 from toolkit.testing import chi_square, ragged_prompts, random_heads, tiny_llama
 from toolkit.testing.batches import coupled_error
-from toolkit.testing.blocks import block_pair, check_anticipation, tiny_block
+from toolkit.testing.blocks import block_pair, tiny_block
 from toolkit.types import DraftStep
 from toolkit.verification import get
 from toolkit.verification.chain_enumeration import PrefixTables
@@ -166,22 +165,6 @@ def test_a_row_does_not_depend_on_its_neighbours():
         assert one.token_ids == other.token_ids and one.counts == other.counts
 
 
-# -- anticipation -----------------------------------------------------------------------------------------------------
-
-
-class Trimmed(BlockProposer):
-    """A control: it draws the whole block, and leaves out what comes after a token that its draft is not sure of."""
-
-    def propose(self, context, policy, state):
-        proposal, state = super().propose(context, Always(), state)
-        if not proposal.num_nodes:
-            return proposal, state
-        probs = proposal.draft_probs.gather(-1, proposal.tokens.unsqueeze(-1)).squeeze(-1)
-        unsure = probs < 0.5
-        sent = torch.where(unsure.any(1), unsure.int().argmax(1), proposal.num_drafted)
-        return replace(proposal, num_drafted=sent), state
-
-
 class AsksTooSoon(StoppingPolicy):
     """A policy that reads the token's own probability before the token is drawn."""
 
@@ -189,37 +172,6 @@ class AsksTooSoon(StoppingPolicy):
 
     def read(self, step, state):
         return state, step.token_prob > 0.5
-
-
-def policies():
-    for name in config.choices("stopping"):
-        settings = config.plain(config.compose("method_only", [f"+stopping@policy={name}"])["policy"])
-        estimator = settings.get("estimator", {})
-        if "head" in estimator or "Confidence" in estimator.get("_target_", ""):
-            settings.pop("estimator")
-            policy = config.instantiate({**settings, "_partial_": True})(estimator=ConstantScore())
-        else:
-            policy = config.instantiate(settings)
-        if not policy.reads_matches:
-            yield name, policy.within(3).bind(None)
-
-
-@pytest.mark.parametrize(("name", "policy"), list(policies()))
-def test_no_policy_anticipates(name, policy):
-    for proposer in (BlockProposer(), ChainProposer()):
-        assert check_anticipation(policy, proposer) < 1e-12
-
-
-def test_trimming_after_drawing_is_caught(monkeypatch):
-    with pytest.raises(AssertionError, match="position 1 is sent or left out by what is drawn there or later"):
-        check_anticipation(Always(), Trimmed())
-    monkeypatch.setattr("toolkit.testing.blocks._check_prefixes", lambda rounds, most: None)
-    assert check_anticipation(Always(), Trimmed()) > 0.01, "the text no longer follows the target's distribution"
-
-
-def test_trimming_after_drawing_changes_whole_outputs():
-    method = Method("trimmed", Always(), get("rejection"), Trimmed())
-    assert pvalue(block_pair(3), method, Sampling(max_new_tokens=3, seed=5))[0] < 1e-6
 
 
 @pytest.mark.parametrize("name", ["token_prob", "draft_prob"])
@@ -259,11 +211,6 @@ def test_rows_that_share_a_budget_are_independent_and_follow_their_targets(kind,
         lengths |= seen
     assert max(errors) < 1e-12 if exact else max(errors) > 0.01
     assert len(lengths) > 1, "the policy never decided otherwise: the check shows nothing"
-
-
-def test_a_budget_of_this_rounds_probabilities_anticipates():
-    with pytest.raises(AssertionError, match="is sent or left out by what is drawn there or later"):
-        check_anticipation(budget_policy(BudgetOfThisRound, 3), BlockProposer())
 
 
 def test_the_best_positions_of_all_rows_are_sent():

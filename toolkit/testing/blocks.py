@@ -2,15 +2,15 @@
 
 pair = block_pair(markov=True)                  tables: q of position k by the text's state and the token before the position
 tiny_block(target, "dspark")                    a random DSpark draft of a tiny target
-check_anticipation(MyPolicy(), BlockProposer()) does a token decide whether it is sent itself?
+check_anticipation(MyPolicy(), BlockProposer()) do tokens decide whether they are sent?
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -26,7 +26,7 @@ from toolkit.models.block_draft import BlockDraft, BlockSettings
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, StoppingPolicy
-from toolkit.stopping.base import State
+from toolkit.stopping.base import State, in_context
 from toolkit.types import Proposal, Verdict
 from toolkit.verification.rules.rejection import Rejection
 
@@ -117,24 +117,35 @@ def block_pair(length: int = 4, markov: bool = True, vocab_size: int = 4, seed: 
 
 # -- anticipation -----------------------------------------------------------------------------------------------------
 
-PARTS = 4  # probabilities of the tables below are multiples of 1 / PARTS
+PARTS = 4  # probabilities of the enumerated tables are multiples of 1 / PARTS
 STATES = 3  # of a policy: fresh, and after so many rounds
+PAIRS, CHANGES = 2000, 4  # pairs of rows; changed rounds for each first one
+NUM_ROWS, DEEPEST, LONGEST, EARLIER = 3, 8, 40, 5  # at most: of a batch, a round, a text, and rounds before
 
 
 def check_anticipation(
     policy: StoppingPolicy, proposer: TextProposer, most: int = 3, hidden_size: int = 2, seeds: int = 3
 ) -> float:
-    """Whether position k of a round is sent depends on nothing that is drawn at k or later; by enumeration, in float64.
+    """Whether draws decide that they are sent themselves: by pairs of rounds. And short rounds' texts, by enumeration.
 
-    Returns the largest total variation between the tokens of a round and the target's, under token verification: 0 up to
-    rounding. Raises AssertionError if some position is sent for one of its own tokens and left out for another.
+    Returns the largest total variation between the first tokens of texts and the target's, under token verification: 0 up to
+    rounding. Raises AssertionError if a pair shows that texts need not follow the target's distribution.
 
-    The vocabulary has two tokens. All probabilities of q are multiples of 1/4, so that uniforms of four values stand for all:
-    every round of `most` tokens is drafted once, with its probability. Drafts are random tables of blocks whose q_k depends on
-    the token before, or of chains, as the proposer reads. Every state of the policy after a few rounds is tried, too.
+    A pair: a round is drafted, and once more with other draws at depth k or later, in any rows, that were not sent. What is
+    sent up to k must stay the same in every row. (In one row: whether position k is sent depends on nothing drawn at k or
+    later.) That makes texts exact, and rows independent. Which rows stop before k then follows from earlier draws and from
+    draws that are sent. Given these, what such a row would draw from k on still follows q, and a rule for draws from q emits
+    p averaged over it, whether it sees it or not. Without `couples_rows`, a row may depend on no neighbour at all.
 
-    policy  bound (`StoppingPolicy.bind`); heads are for states of `hidden_size`, a power of two
+    Some 2,000 pairs of rows: q of three tokens, mostly from .02 to .98, texts of up to 40 tokens and rows without one, up to
+    three rows and five rounds before, rounds of up to eight tokens (or `limit`, `deepest`). Not seen: what shows in one draw of
+    a thousand, or only in longer rounds or larger batches. Enumerated are rounds of at most `most` tokens, after up to two
+    others; q of two tokens is a multiple of 1/4, so that uniforms of four values stand for all.
+
+    policy    bound (`StoppingPolicy.bind`); heads are for states of `hidden_size`, a power of two
+    proposer  draws the token at depth k by a row's k-th uniform
     """
+    _check_pairs(policy, proposer, hidden_size)
     bounded, worst = Bounded(policy, 0, most), 0.0
     order = hidden_size.bit_length() - 1
     for seed in range(seeds):
@@ -142,10 +153,63 @@ def check_anticipation(
         target = TabularModel.random(2, order, generator)
         draft = _quartered(order, most, isinstance(proposer, BlockProposer), generator)
         for state in _states(bounded, generator):
-            rounds = _every_round(bounded, proposer, draft, state, most, order)
-            _check_prefixes(rounds, most)
-            worst = max(worst, _error(rounds, target, most, order))
+            rounds = _every_round(bounded, proposer, draft, state, most)
+            worst = max(worst, _error(rounds, target, most))
     return worst
+
+
+@torch.inference_mode()
+def _check_pairs(policy: StoppingPolicy, proposer: TextProposer, hidden_size: int) -> None:
+    """Raises AssertionError if the rounds of some pair differ in what is sent where they must not."""
+    generator, num_pairs = torch.Generator().manual_seed(0), 0
+    limits = DEEPEST, policy.limit, getattr(policy, "deepest", None)
+    deepest = max(1, min(limit for limit in limits if limit is not None))
+    bounded, depths = Bounded(policy, 0, deepest), torch.arange(1, proposer.max_nodes(deepest) + 1)
+    side_by_side = 1 if policy.couples_rows else CHANGES  # a row that is not coupled may stand beside others
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    def draws(num_rows: int) -> Tensor:
+        """Uniforms that are more often near 0 and 1 than evenly spread ones: rare tokens are drawn, too."""
+        return (random(num_rows, len(depths)) * math.pi / 2).sin().square().clamp(max=1 - 1e-12)
+
+    while num_pairs < PAIRS:
+        num_rows = 1 + int(random() * NUM_ROWS)
+        state = bounded.init(num_rows, torch.device("cpu"))
+        for _ in range(EARLIER + 1):
+            draft = _log_uniform(hidden_size, deepest, isinstance(proposer, BlockProposer), random)
+            texts = [(random(int(random() * (LONGEST + 1))) * 3).long().tolist() for _ in range(num_rows)]
+            most = 1 + int(random() * deepest)
+            room = [(most if random() < 0.7 else int(random() * (most + 1))) if text else 0 for text in texts]
+            start = _Start(bounded, proposer, draft, texts, room, state, (2,) if random() < 0.5 else ())
+            uniforms = draws(num_rows)
+            proposal, state = start.drafted(uniforms)
+            for _ in range(CHANGES // side_by_side):
+                sent = proposal.num_drafted.repeat_interleave(side_by_side)
+                first = 1 + (sent[int(random() * num_rows)].expand_as(sent) if policy.couples_rows else sent)
+                changes = depths >= torch.maximum(first, sent + 1).unsqueeze(1)
+                changed = torch.where(changes, draws(len(sent)), uniforms.repeat_interleave(side_by_side, 0))
+                again = start.repeated(side_by_side).drafted(changed)[0].num_drafted
+                differs = torch.minimum(sent, first) != torch.minimum(again, first)
+                assert not differs.any(), (
+                    f"position {int(torch.minimum(sent, again)[differs].min()) + 1} is sent or left out by what is drawn there "
+                    "or later, or by a neighbour: decide before drawing (`read`)"
+                )
+            num_pairs += CHANGES * sum(most > 0 for most in room)
+            state = bounded.observe(proposal, _random_verdict(proposal, generator), state)
+
+
+def _log_uniform(num_states: int, length: int, blocks: bool, random: Callable[..., Tensor]) -> TabularModel:
+    """A random draft over three tokens, of probabilities from .02 to .98 before they are normalised."""
+
+    def probs(*shape: int) -> Tensor:
+        weights = 0.02 * 49 ** random(*shape, 3)
+        return weights / weights.sum(-1, keepdim=True)
+
+    draft = TabularBlock(probs(1), later=probs(length, num_states, 3)) if blocks else TabularModel(probs(1))
+    draft.probs = probs(num_states)  # states are as wide as heads expect, whatever the number of tokens
+    return draft
 
 
 def _quartered(order: int, length: int, blocks: bool, generator: torch.Generator) -> TabularModel:
@@ -164,85 +228,79 @@ def _states(policy: StoppingPolicy, generator: torch.Generator) -> list[State]:
     states = [policy.init(1, torch.device("cpu"))]
     for _ in range(STATES - 1):
         drafted = torch.randint(1, 4, (1,), generator=generator)
-        length = (torch.rand(1, generator=generator) * (drafted + 1)).long()
         tokens = torch.zeros(1, int(drafted), dtype=torch.long)
         proposal = Proposal(tokens, torch.zeros(1, int(drafted), 2), drafted, drafted)
-        verdict = Verdict(tokens, length, length, length == drafted, length >= 0)
-        states.append(policy.observe(proposal, verdict, states[-1]))
+        states.append(policy.observe(proposal, _random_verdict(proposal, generator), states[-1]))
     return states
 
 
-@dataclass(frozen=True)
-class DraftedRound:
-    """A round: what was drawn with, the tokens that are sent [k], and their q [k, V]."""
+def _random_verdict(proposal: Proposal, generator: torch.Generator) -> Verdict:
+    drafted = proposal.num_drafted
+    length = (torch.rand(len(drafted), generator=generator) * (drafted + 1)).long()
+    return Verdict(proposal.tokens, length, length, length == drafted, length >= 0)
 
-    uniforms: tuple[float, ...]
-    tokens: Tensor
-    q: Tensor
+
+@dataclass(frozen=True)
+class _Start:
+    """What a round of some rows begins with, apart from its draws."""
+
+    policy: StoppingPolicy
+    proposer: TextProposer
+    draft: TabularModel
+    texts: list[list[int]]
+    room: list[int]
+    state: State
+    end_ids: tuple[int, ...] = ()
+
+    def repeated(self, times: int) -> _Start:
+        """Every row so many times, one after the other."""
+        rows = [row for row in range(len(self.room)) for _ in range(times)]
+        texts, room = [self.texts[row] for row in rows], [self.room[row] for row in rows]
+        return replace(self, texts=texts, room=room, state={key: value[rows] for key, value in self.state.items()})
+
+    def drafted(self, uniforms: Tensor) -> tuple[Proposal, State]:
+        """The round of these uniforms [B, M], and the policy's state after it. Drafts read the last two tokens of a text."""
+        num_rows = len(self.texts)
+        unread = torch.tensor([[0, 0, *text][-2:] for text in self.texts]), [2] * num_rows
+        context = DraftContext(
+            sequences=self.texts,
+            sessions=[open_session(self.draft, num_rows, 3 + max(self.room))],
+            unread=lambda draft: unread,
+            limits=torch.tensor(self.room),
+            room=self.room,
+            uniforms=uniforms,
+            sampling=Sampling(),
+            vocab_size=self.draft.vocab_size,
+            fit=lambda logits: logits,
+            seen=None,
+            end_ids=self.end_ids,
+        )
+        lengths = torch.tensor([len(text) for text in self.texts])
+        return self.proposer.propose(context, self.policy, in_context(self.policy, self.state, lengths))
 
 
 def _every_round(
-    policy: StoppingPolicy, proposer: TextProposer, draft: TabularModel, state: State, most: int, order: int
-) -> list[DraftedRound]:
-    """The round of every combination of uniforms; each is a row of one batch, or beside a neighbour where rows decide together.
+    policy: StoppingPolicy, proposer: TextProposer, draft: TabularModel, state: State, most: int
+) -> list[tuple[Tensor, Tensor]]:
+    """The round of every combination of uniforms: the tokens that are sent [k], and their q [k, V].
 
-    The neighbour draws the same in all of them.
+    Each is a row of one batch, or beside a neighbour where rows decide together, which draws the same in all of them.
     """
     every = list(product([(part + 0.5) / PARTS for part in range(PARTS)], repeat=most))
-    size, rounds, context = 1 if policy.couples_rows else len(every), list[DraftedRound](), _context(order)
+    size, rounds = 1 if policy.couples_rows else len(every), list[tuple[Tensor, Tensor]]()
     for first in range(0, len(every), size):
         uniforms = every[first : first + size] + every[len(every) // 3 :][: policy.couples_rows]
-        session = open_session(draft, len(uniforms), len(context) + most + 1)
-        unread = torch.tensor([context] * len(uniforms)), [len(context)] * len(uniforms)
-        drawn = DraftContext(
-            sequences=[context] * len(uniforms),
-            sessions=[session],
-            unread=_Unread(unread),
-            limits=torch.tensor([most] * len(uniforms)),
-            room=[most] * len(uniforms),
-            uniforms=torch.tensor(uniforms, dtype=torch.float64),
-            sampling=Sampling(),
-            vocab_size=2,
-            fit=lambda logits: logits,
-            seen=None,
-            end_ids=(),
-        )
-        states = {key: value.repeat_interleave(len(uniforms), 0) for key, value in state.items()}
-        proposal, _ = proposer.propose(drawn, policy, states)
-        for row, values in enumerate(uniforms[:size]):
+        start = _Start(policy, proposer, draft, [[0]], [most], state).repeated(len(uniforms))
+        proposal, _ = start.drafted(torch.tensor(uniforms, dtype=torch.float64))
+        for row in range(size):
             sent = int(proposal.num_drafted[row])
-            rounds.append(DraftedRound(values, proposal.tokens[row, :sent], proposal.draft_probs[row, :sent]))
+            rounds.append((proposal.tokens[row, :sent], proposal.draft_probs[row, :sent]))
     return rounds
 
 
-@dataclass(frozen=True)
-class _Unread:
-    """The tokens that no draft has read, whatever the draft's number."""
-
-    tokens: tuple[Tensor, list[int]]
-
-    def __call__(self, draft: int) -> tuple[Tensor, list[int]]:
-        return self.tokens
-
-
-def _context(order: int) -> list[int]:
-    return [0] * max(order, 1)
-
-
-def _check_prefixes(rounds: Sequence[DraftedRound], most: int) -> None:
-    """Raises AssertionError if whether position k is sent differs between rounds whose first k - 1 draws are the same."""
-    for position in range(1, most + 1):
-        sent: dict[tuple[float, ...], bool] = {}
-        for drafted in rounds:
-            is_sent = len(drafted.tokens) >= position
-            assert sent.setdefault(drafted.uniforms[: position - 1], is_sent) == is_sent, (
-                f"position {position} is sent or left out by what is drawn there or later: decide before drawing (`read`)"
-            )
-
-
-def _error(rounds: Sequence[DraftedRound], target: TabularModel, most: int, order: int) -> float:
+def _error(rounds: Sequence[tuple[Tensor, Tensor]], target: TabularModel, most: int) -> float:
     """Total variation between the first `most` + 1 tokens of all rounds, completed by p, and p's own."""
-    start, rule = target.state(_context(order)), Rejection()
+    start, rule = target.state([0]), Rejection()
     texts = list(product(range(2), repeat=most + 1))
     emitted = dict.fromkeys(texts, 0.0)
 
@@ -257,10 +315,10 @@ def _error(rounds: Sequence[DraftedRound], target: TabularModel, most: int, orde
         pairs = list(zip(rows(tokens), tokens, strict=False))[first:]
         return math.prod(float(target.probs[row, token]) for row, token in pairs)
 
-    shares = Counter(tuple(drafted.tokens.tolist()) for drafted in rounds)
-    for drafted in {tuple(drafted.tokens.tolist()): drafted for drafted in rounds}.values():
-        tokens = drafted.tokens.tolist()
-        lengths, residuals = rule.distribution(target.probs[rows(tokens)], drafted.q.expand(-1, 2), drafted.tokens)
+    shares = Counter(tuple(drafted.tolist()) for drafted, _ in rounds)
+    for drafted, q in {tuple(drafted.tolist()): (drafted, q) for drafted, q in rounds}.values():
+        tokens = drafted.tolist()
+        lengths, residuals = rule.distribution(target.probs[rows(tokens)], q.expand(-1, 2), drafted)
         for text, length in product(texts, range(len(tokens) + 1)):
             if list(text[:length]) == tokens[:length]:
                 mass = float(lengths[length] * residuals[length, text[length]]) * probability(text, length + 1)

@@ -1,0 +1,179 @@
+"""`check_anticipation`: no shipped policy lets draws decide that they are sent, and policies that do so are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.toolkit.test_block_decoding import BudgetOfThisRound, ConstantScore, budget_policy, pvalue
+from toolkit import config
+from toolkit.decoding import BlockProposer, ChainProposer, Method, Sampling
+from toolkit.decoding.proposers import BestSourceProposer, PromptLookupProposer
+from toolkit.stopping import Always, StoppingPolicy
+from toolkit.testing import check_anticipation
+from toolkit.testing.batches import coupled_error
+from toolkit.testing.blocks import block_pair
+from toolkit.verification import get
+from toolkit.verification.chain_enumeration import PrefixTables
+
+DEEPEST = 8
+CAUGHT = "is sent or left out by what is drawn there or later"
+
+# -- shipped policies -------------------------------------------------------------------------------------------------
+
+
+def policies():
+    for name in config.choices("stopping"):
+        settings = config.plain(config.compose("method_only", [f"+stopping@policy={name}"])["policy"])
+        estimator = settings.get("estimator", {})
+        if "head" in estimator or "Confidence" in estimator.get("_target_", ""):
+            settings.pop("estimator")
+            policy = config.instantiate({**settings, "_partial_": True})(estimator=ConstantScore())
+        else:
+            policy = config.instantiate(settings)
+        if not policy.reads_matches:
+            proposers = BlockProposer(), ChainProposer()
+        elif policy.needs_draft_model:
+            proposers = (BestSourceProposer(copies=PromptLookupProposer()),)
+        else:
+            proposers = (PromptLookupProposer(),)
+        for proposer in proposers:
+            yield pytest.param(policy.within(DEEPEST).bind(None), proposer, id=f"{name}-{type(proposer).__name__}")
+
+
+@pytest.mark.parametrize(("policy", "proposer"), policies())
+def test_no_policy_anticipates(policy, proposer):
+    assert check_anticipation(policy, proposer) < 1e-12
+
+
+# -- controls ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CutsAfterDrawing(StoppingPolicy):
+    """A control: a drafted round ends before the first unwanted position, by anything that the round has shown.
+
+    unwanted  of (num_drafted [B, 1], state): positions [B, D] bool. The state has by position the `drawn` token, its
+              probability `prob` and the `largest` one; and [B, 1] the earlier `rounds`, how many rows are `live`, the `context`
+    """
+
+    unwanted: Callable[[Tensor, dict[str, Tensor]], Tensor]
+    couples_rows: bool = False
+    reads_context: bool = False
+
+    def init(self, num_rows, device):
+        state = {name: torch.zeros(num_rows, DEEPEST) for name in ("drawn", "prob", "largest")}
+        return {**state, **{name: torch.zeros(num_rows, 1) for name in ("rounds", "live", "context")}}
+
+    def begin(self, live, state):
+        return {**state, "live": live.sum().expand(len(live), 1), "context": state["context"].reshape(-1, 1)}, live
+
+    def step(self, step, state):
+        depth = torch.arange(1, DEEPEST + 1) == step.depth
+        shown = {"drawn": step.tokens, "prob": step.token_prob, "largest": step.top_probs[:, 0]}
+        shown = {name: torch.where(depth, value.unsqueeze(1).float(), state[name]) for name, value in shown.items()}
+        return {**state, **shown}, torch.ones_like(step.tokens, dtype=torch.bool)
+
+    def sent(self, num_drafted, state):
+        drafted = torch.arange(DEEPEST) < num_drafted.unsqueeze(1)
+        unwanted = self.unwanted(num_drafted.unsqueeze(1), state) & drafted
+        return torch.where(unwanted.any(1), unwanted.int().argmax(1), num_drafted)
+
+    def observe(self, proposal, verdict, state):
+        return {**state, "rounds": state["rounds"] + 1}
+
+
+def unlikely(state):
+    return state["prob"] < 0.5
+
+
+def by_the_neighbours_first_token(num_drafted, state):
+    return (state["drawn"][:, :1].roll(1, 0) == 1) & (torch.arange(DEEPEST) > 0)
+
+
+BUDGET = CutsAfterDrawing(
+    lambda count, state: (state["largest"].sum(1, keepdim=True) < 0.77 * count) & (torch.arange(DEEPEST) > 0)
+)
+NEIGHBOUR = CutsAfterDrawing(lambda count, state: state["drawn"].roll(1, 0) == 1, couples_rows=True)
+CONTROLS = {
+    "a rare token": CutsAfterDrawing(lambda count, state: state["prob"] < 0.2),
+    "where the largest q exceeds .8": CutsAfterDrawing(lambda count, state: unlikely(state) & (state["largest"] > 0.8)),
+    "a budget on this round's confidences": BUDGET,
+    "in rounds of four": CutsAfterDrawing(lambda count, state: unlikely(state) & (count == 4)),
+    "from the fourth round on": CutsAfterDrawing(lambda count, state: unlikely(state) & (state["rounds"] >= 3)),
+    "with three live rows": CutsAfterDrawing(
+        lambda count, state: unlikely(state) & (state["live"] == 3), couples_rows=True),
+    "in texts of more than three tokens": CutsAfterDrawing(
+        lambda count, state: unlikely(state) & (state["context"] > 3), reads_context=True),
+    "by the neighbour's draw": NEIGHBOUR,
+    "a budget for all rows of what they have drawn": budget_policy(BudgetOfThisRound, DEEPEST),
+    "as rare as one in twenty": CutsAfterDrawing(lambda count, state: state["prob"] < 0.05),
+    "like the token after it": CutsAfterDrawing(lambda count, state: state["drawn"] == state["drawn"].roll(-1, 1)),
+    "at the last depth": CutsAfterDrawing(lambda count, state: unlikely(state) & (torch.arange(1, DEEPEST + 1) == DEEPEST)),
+    "by a neighbour, undeclared": CutsAfterDrawing(by_the_neighbours_first_token),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("proposer", [BlockProposer(), ChainProposer()], ids=["block", "chain"])
+@pytest.mark.parametrize("control", CONTROLS)
+def test_tokens_that_are_left_out_after_drawing_are_caught(control, proposer):
+    with pytest.raises(AssertionError, match=CAUGHT):
+        check_anticipation(CONTROLS[control], proposer)
+
+
+@pytest.mark.parametrize(("policy", "rows"), [(BUDGET, 1), (NEIGHBOUR, 2)], ids=["budget", "neighbour"])
+def test_what_is_caught_changes_whole_texts(policy, rows):
+    """The first four tokens of a row; of two rows together, each of which follows its target alone."""
+    tables = [
+        [PrefixTables(2, 3 if rows == 1 else 1, seed * rows + row) for row in range(rows)] for seed in range(41, 60)
+    ]
+    state = policy.init(rows, torch.device("cpu"))
+    assert max(coupled_error(policy, get("rejection"), pair, state)[0] for pair in tables) > (
+        0.1 if rows == 1 else 0.003
+    )
+
+
+def test_what_a_neighbour_sends_may_decide():
+    """It is drawn in any case, so rows stay independent; a policy of this kind declares that it couples rows."""
+    policy = CutsAfterDrawing(by_the_neighbours_first_token, couples_rows=True)
+    for seed in range(41, 60):
+        tables = [PrefixTables(2, 2, 2 * seed + row) for row in range(2)]
+        error, lengths = coupled_error(policy, get("rejection"), tables, policy.init(2, torch.device("cpu")))
+        assert error < 1e-12 and lengths <= {1, 2}
+    assert check_anticipation(policy, BlockProposer()) < 1e-12
+
+
+@dataclass
+class Trimmed(BlockProposer):
+    """A control: it draws the whole block, and leaves out what comes after a token that its draft is not sure of."""
+
+    threshold: float = 0.5
+
+    def propose(self, context, policy, state):
+        proposal, state = super().propose(context, Always(), state)
+        if not proposal.num_nodes:
+            return proposal, state
+        probs = proposal.draft_probs.gather(-1, proposal.tokens.unsqueeze(-1)).squeeze(-1)
+        unsure = probs < self.threshold
+        sent = torch.where(unsure.any(1), unsure.int().argmax(1), proposal.num_drafted)
+        return replace(proposal, num_drafted=torch.minimum(sent, proposal.num_drafted)), state
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.24])
+def test_proposers_that_trim_are_caught(threshold):
+    with pytest.raises(AssertionError, match=CAUGHT):
+        check_anticipation(Always(), Trimmed(threshold))
+
+
+def test_short_rounds_are_enumerated(monkeypatch):
+    monkeypatch.setattr("toolkit.testing.blocks._check_pairs", lambda *arguments: None)
+    assert check_anticipation(Always(), Trimmed()) > 0.01, "the text no longer follows the target's distribution"
+
+
+def test_trimming_after_drawing_changes_whole_outputs():
+    method = Method("trimmed", Always(), get("rejection"), Trimmed())
+    assert pvalue(block_pair(3), method, Sampling(max_new_tokens=3, seed=5))[0] < 1e-6
