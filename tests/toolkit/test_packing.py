@@ -16,7 +16,6 @@ from toolkit import ModelPair, generate
 from toolkit.engine import open_session, packing
 from toolkit.engine.engine import EngineOptions, engine_of
 from toolkit.engine.packing import ROWS, PackedLinears, packable
-from toolkit.files import machine
 from toolkit.files.digests import cache_folder
 from toolkit.files.measured import measured
 from toolkit.testing import FAMILIES, VOCAB, tiny_model
@@ -303,43 +302,6 @@ def test_shapes_are_tried_once_and_memory_is_said_before(monkeypatch, capsys):
     with pytest.warns(RuntimeWarning, match="^linear layers are not packed: expected .* of free memory, got 0$"):
         assert torch.equal(packed_readings(pair), expected)
     assert not engine_of(pair).packed
-
-
-def group(folder, limit, used, cached, version=2):
-    """The files of a control group, in MiB."""
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    prefix = "" if version == 2 else "total_"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[0]).write_text("max\n" if limit is None else f"{limit << 20}\n")
-    (folder / names[1]).write_text(f"{used << 20}\n")
-    (folder / "memory.stat").write_text(f"anon 1\n{prefix}inactive_file {cached << 20}\n{prefix}active_file 9\n")
-
-
-@pytest.mark.parametrize(
-    ("lines", "groups", "free"),
-    [
-        ("0::/\n", {"": (100, 60, 0)}, 40),
-        ("0::/\n", {"": (100, 60, 50)}, 90),  # file cache can go
-        ("0::/a/b\n", {"a/b": (100, 60, 0), "a": (50, 45, 2)}, 7),  # a group above is nearer to its limit
-        ("0::/a/b\n", {"a/b": (None, 60, 0), "a": (90, 45, 0)}, 45),
-        ("0::/a\n", {"": (100, 60, 0)}, 40),  # named as outside of the container
-        ("0::/a\n", {"a": (100, 120, 0)}, 0),
-        ("0::/a\n", {"a": (None, 60, 0)}, 1000),
-        ("4:cpu:/b\n3:memory,x:/a\n0::/\n", {"memory/a": (100, 60, 5, 1), "memory/b": (1, 1, 0, 1)}, 45),
-        ("3:memory:/a/b\n", {"memory/a": (70, 60, 5, 1)}, 15),
-        ("", {"": (100, 60, 0)}, 40),
-    ],
-)
-def test_free_memory_is_what_every_control_group_leaves(lines, groups, free, tmp_path, monkeypatch):
-    proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text(f"MemTotal: {2000 << 10} kB\nMemAvailable: {1000 << 10} kB\n")
-    (proc / "self" / "cgroup").write_text(lines)
-    for name, figures in groups.items():
-        group(root / name, *figures)
-    monkeypatch.setattr(machine, "PROC", proc)
-    monkeypatch.setattr(machine, "CGROUPS", root)
-    assert machine.available_memory() == free << 20
 
 
 @on_this_torch
