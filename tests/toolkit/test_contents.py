@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -189,32 +188,6 @@ def test_the_hub_is_asked_where_work_begins_and_only_there(tmp_path, hub, monkey
     assert stage.finished_stage("demo", cfg) is None and asked == []
     opened = stage.open_stage("demo", cfg)
     assert len(asked) == 1 and opened.manifest["models"]["pair.target"]["commit"] == OTHER
-
-
-def test_work_that_begins_online_is_called_by_the_commit_that_will_be_loaded(tmp_path, hub, monkeypatch):
-    """The hub's newest one, whatever its cache holds; a commit's own name is not asked for."""
-    cfg = config_of(tmp_path, "org/name")
-    cached = stage.open_stage("demo", cfg).finish()
-    monkeypatch.setattr(digests, "commit_on_hub", lambda name, revision, kind: OTHER)
-    assert stage.finished_stage("demo", cfg).folder == cached
-    opened = stage.open_stage("demo", cfg)
-    assert opened.folder != cached and opened.manifest["models"]["pair.target"]["commit"] == OTHER
-    monkeypatch.undo()
-    assert digests.commit_on_hub("org/name", COMMIT) == COMMIT
-
-
-def test_an_adapter_counts_with_the_base_that_it_is_loaded_over(tmp_path, hub):
-    base, adapter = model(tmp_path / "base"), model(tmp_path / "adapter", b"low rank")
-
-    def named(base_name):
-        (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base_name)}))
-        return contents_of(plain(config_of(tmp_path, adapter))).identity["pair"]["target"]
-
-    over_folder, over_hub = named(base), named("org/name")
-    assert named(base) == over_folder
-    (base / "model.safetensors").write_bytes(b"trained again")
-    (hub / "refs" / "main").write_text(OTHER)
-    assert named(base) != over_folder and named("org/name") != over_hub
 
 
 def test_it_is_found_in_a_folder_of_any_name(tmp_path, hub):

@@ -43,7 +43,7 @@ CONTENT = ("sha256:", "commit:", UNRESOLVED)
 class Contents:
     """A config with digests instead of paths, `identity`.
 
-    ask     whether the hub is asked for commits; its cache tells them where it does not answer
+    ask     whether the hub is asked for commits that its cache does not know
     paths   key -> the path or name that stood there
     models  key -> {name, revision, commit, files} of models and data sets of the hub
     """
@@ -142,8 +142,9 @@ class Contents:
 
     def _hub(self, path: str, name: str, revision: Any, kind: str) -> str:
         revision = None if revision is None else str(revision)
-        commit = digests.commit_on_hub(name, revision, kind) if self.ask else None  # online, the newest one is loaded
-        commit = commit or digests.hub_commit(name, revision, kind)
+        commit = digests.hub_commit(name, revision, kind)
+        if commit is None and self.ask:
+            commit = digests.commit_on_hub(name, revision, kind)
         files = {} if commit is None else digests.hub_files(name, commit, kind)
         self.models[path] = {"name": name, "revision": revision, "commit": commit, "files": files}
         return f"commit:{commit}" if commit is not None else f"{UNRESOLVED}{name}@{revision or 'main'}"

@@ -80,17 +80,9 @@ def folder_stamp(folder: Path | str) -> tuple[Any, ...]:
 
 
 def folder_digest(folder: Path | str) -> str:
-    """One digest of what a folder of weights holds: names and contents of its `model_files`.
-
-    Adapters of PEFT are loaded with the base model that they name: its digest, or its commit on the hub, counts, too.
-    """
+    """One digest of what a folder of weights holds: names and contents of its `model_files`."""
     paths = model_files(folder)
-    files: list[Any] = list(zip([path.name for path in paths], digests(paths), strict=True))
-    if (adapters := Path(folder) / "adapter_config.json").is_file():
-        config = parse_json_file(adapters)
-        base = str(config.get("base_model_name_or_path"))
-        files.append(folder_digest(base) if os.path.isdir(base) else hub_commit(base, config.get("revision")))
-    return content_hash(files, 32)
+    return content_hash(list(zip([path.name for path in paths], digests(paths), strict=True)), 32)
 
 
 def tree_digest(folder: Path | str) -> str:
@@ -124,11 +116,9 @@ def hub_files(name: str, commit: str, kind: str = "model") -> dict[str, str]:
 
 
 def commit_on_hub(name: str, revision: str | None = None, kind: str = "model") -> str | None:
-    """The commit as the hub says it, which is not asked for a commit's own name; None if the hub does not answer."""
+    """The commit as the hub says it; None if the hub does not answer."""
     from huggingface_hub import HfApi
 
-    if COMMIT.fullmatch(revision or ""):
-        return revision
     try:
         return str(HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=10).sha)
     except Exception:  # no network, no such name, no access: the code that loads it will say which

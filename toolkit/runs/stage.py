@@ -229,9 +229,9 @@ def _described(name: str, cfg: Config, inputs: Sequence[Path | str], ignore: Seq
             stage.folder = folder
             if (folder / MANIFEST).is_file() and _difference(name, read_manifest(folder), stage) is None:
                 return stage
-    if ask and contents.models:
-        contents = contents_of(counted, name, ask=True)
-        stage = Stage(name, Path(), hashes, contents)
+        if ask:
+            contents = contents_of(counted, name, ask=True)
+            stage = Stage(name, Path(), hashes, contents)
     stage.folder = output_dir(name, plain, content_hash([contents.identity, sorted(hashes.values())]))
     return stage
 
