@@ -2,9 +2,10 @@
 
 A table is found again by what a forward pass costs depends on: the form of target and draft (architecture, configuration,
 shapes, dtypes, devices, adapters; not the weights' values, whose digest takes longer than the measurement may), processor,
-threads, torch version, packing and batch size. A process looks for it by the same facts at every call, for models may be changed
+threads, torch version, packing and batch size. A process looks for it by the same facts at every call, for models may change
 between two. Of several processes that want the same one, one measures. A rule decides by the table alone, never by a clock:
-equal tables give equal texts, another table another text of the same distribution. At temperature 0 the text is always the same.
+equal tables give equal texts, another table another text of the same distribution. At temperature 0 the text is always the
+same.
 """
 
 from __future__ import annotations

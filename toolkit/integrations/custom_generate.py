@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationMixin
 
 from toolkit import config
@@ -109,12 +110,11 @@ def custom_generate(
     mask = _mask(input_ids, synced_gpus, model_kwargs)
     sampling = _sampling(mask, logits_processor, stopping_criteria, generation_config, stops, seed)
     prompts = [ids[keep].tolist() for ids, keep in zip(input_ids, mask, strict=True)]
-    if streamer is not None:
-        streamer.put(input_ids.cpu())  # as transformers does
-    else:
-        streamer = left_out.get("streamer")
-    if streamer is not None and len(prompts) != 1:
+    text_streamer = left_out.get("streamer") if streamer is None else streamer
+    if text_streamer is not None and len(prompts) != 1:
         raise InputError(f"streamer: expected one prompt, got {len(prompts)}")
+    if streamer is not None:
+        streamer.put(input_ids.cpu())  # as transformers does with its own
     draft = assistant_model if draft is None else draft
     pair = pair_of(model, draft, text_tokenizer or (own_tokenizer(model) if stops else None))
     predicts = head is not None or statistics is not None
@@ -125,10 +125,10 @@ def custom_generate(
             method = "block_draft_rate"
     decoder = config.method(method, overrides, *(None if path is None else str(path) for path in (head, statistics)))
     decoder = replace(decoder, policy=with_costs(decoder.policy, pair, len(prompts)))
-    stream = None if streamer is None else lambda generation, tokens: streamer.put(torch.tensor(tokens))
+    stream = None if text_streamer is None else lambda generation, tokens: text_streamer.put(torch.tensor(tokens))
     generations = decode(pair, prompts, decoder, sampling, batch_size=len(prompts), on_tokens=stream)
-    if streamer is not None:
-        streamer.end()
+    if text_streamer is not None:
+        text_streamer.end()
     if failed := [generation.error for generation in generations if generation.error]:
         raise DecodingError(failed[0], generations)
     sequences = _joined(input_ids, generations, generation_config)
@@ -199,15 +199,12 @@ def _sampling(
     width = mask.shape[1]
     lengths, ends = list[int](), list[int]()  # a criterion of the caller's replaces the config's
     for criterion in criteria:
-        name = type(criterion).__name__
-        if type(criterion).__module__ != "transformers.generation.stopping_criteria":
-            raise _refused("stopping_criteria", name, "lengths, end tokens and stop=...")
-        if name == "MaxLengthCriteria":
+        if type(criterion) is MaxLengthCriteria:
             lengths.append(criterion.max_length - width)
-        elif name == "EosTokenCriteria":
+        elif type(criterion) is EosTokenCriteria:
             ends += criterion.eos_token_id.reshape(-1).tolist()
         else:
-            raise _refused("stopping_criteria", name, "lengths, end tokens and stop=...")
+            raise _refused("stopping_criteria", type(criterion).__name__, "lengths, end tokens and stop=...")
     for name, neutral in OTHERS.items():
         value = getattr(settings, name, None)
         if value not in (None, neutral, []):
