@@ -321,8 +321,7 @@ def acceptance(curves: pd.DataFrame, path: Path, title: str, width: Width = "pag
         flat = [axes for row in panels for axes in row]
         for axes, (scheme, of_scheme) in zip(flat, curves.groupby("scheme", sort=False), strict=True):
             best = of_scheme.drop_duplicates("K").sort_values("K")
-            if best.optimum.notna().any():
-                axes.plot(best.K, best.optimum, color=INK, linewidth=1.2, linestyle="--", label="optimum")
+            axes.plot(best.K, best.optimum, color=INK, linewidth=1.2, linestyle="--", label="optimum")
             for method, curve in of_scheme.groupby("method", sort=False):
                 line, style = curve.sort_values("K"), look(str(method))
                 _curve(axes, line, "K", "acceptance", label(str(method)), style)

@@ -51,7 +51,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for (method, scheme), rows in table.groupby(["method", "scheme"], sort=False):
         labels = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
-        for name in (name for name in ("acceptance", "optimum", "gap") if rows[name].notna().any()):
+        for name in ("acceptance", "optimum", "gap"):
             by_k = {f"K={row.K}": interval_text(row, name, "{:.4f}") for _, row in rows.iterrows()}
             lines.append({**labels, "quantity": name, **by_k})
             labels = dict.fromkeys(labels, "")
@@ -65,8 +65,8 @@ def compact(table: pd.DataFrame) -> pd.DataFrame:
         for method, rows in of_scheme.groupby("method", sort=False):
             by_k = {f"K={row.K}": f"{row.acceptance:.4f}" for row in rows.itertuples()}
             lines.append({"scheme": str(scheme).replace("_", " "), "rule": plots.label(str(method)), **by_k})
-        best = {f"K={row.K}": f"{row.optimum:.4f}" for row in rows.dropna(subset="optimum").itertuples()}
-        lines += [{"scheme": str(scheme).replace("_", " "), "rule": "optimum", **best}] if best else []
+        best = {f"K={row.K}": f"{row.optimum:.4f}" for row in rows.itertuples()}
+        lines.append({"scheme": str(scheme).replace("_", " "), "rule": "optimum", **best})
     return pd.DataFrame(lines)
 
 

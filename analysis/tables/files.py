@@ -94,8 +94,7 @@ def read_parquet(path: Path | str) -> pd.DataFrame:
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """A Markdown table of the columns with a value; numbers are aligned right. Texts are shown: no tag, link or column."""
-    frame = frame if frame.empty else frame.dropna(axis=1, how="all")
+    """A Markdown table; numbers are aligned right. Texts are shown as they are: no tag, link or column comes of them."""
     names = [as_markdown_text(str(name)) for name in frame.columns]
     rows = [[as_markdown_text(cell(value)) for value in row] for row in frame.itertuples(index=False)]
     rules = ["---:" if numeric else "---" for numeric in numeric_columns(rows, len(names))]
@@ -141,8 +140,7 @@ def _is_list(value: Any) -> bool:
 
 
 def show(frame: pd.DataFrame, title: str, rest: Path | str | None = None, first: Sequence[str] = ()) -> None:
-    """Print a table's columns that have a value and fit, the `first` ones first. rest: the file that has all columns."""
-    frame = frame if frame.empty else frame.dropna(axis=1, how="all")
+    """Print a table with the columns that fit, the `first` ones first. rest: the file that has all columns."""
     front = [name for name in first if name in frame]
     ordered = frame[[*front, *(name for name in frame.columns if name not in front)]]
     rows = [[cell(value) for value in row] for row in ordered.itertuples(index=False)]

@@ -47,14 +47,6 @@ def test_the_most_important_columns_come_first(capsys, narrow):
     assert "1.543" in said and "seconds" not in said and "1 of 4 columns do not fit; all of them: all.csv" in said
 
 
-def test_columns_without_a_value_are_left_out(capsys):
-    frame = pd.DataFrame({"method": ["one", "two"], "share": [0.5, NAN], "share_low": [NAN, NAN], "note": [None, None]})
-    show(frame, "title", first=("method", "share_low"))
-    head = markdown(frame).split("\n")[0]
-    assert head == "| method | share |" and "share_low" not in capsys.readouterr().out
-    assert markdown(frame[:0]).startswith("| method | share | share_low | note |"), "a table without rows"
-
-
 def test_a_page_is_shown_with_tables_that_fit(capsys, narrow, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"# Page\n\n{markdown(FRAME)}\n\nWhat follows, {'word ' * 20}\n")
