@@ -50,9 +50,6 @@ class KeptDrafts:
     loaded: dict[Any, LoadedDrafts] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
 
-    def __deepcopy__(self, memo: Any) -> KeptDrafts:
-        return KeptDrafts()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptDrafts, ()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,7 +66,7 @@ class Search:
         self.folder, self.settings = folder, settings
         self.space, self.fixed = read_space(words, loader)
         space, directions = {key: repr(values) for key, values in self.space.items()}, list(settings.directions)
-        files = _files_read(command, self.fixed, self.space) if command else {}
+        files = _files_read(command, self.fixed) if command else {}
         name = content_hash(
             [sorted(self.fixed), space, list(settings.metrics), directions, *([files] if files else [])]
         )
@@ -107,18 +107,12 @@ class Search:
             self.study.tell(trial.number, list(scores))
 
 
-def _files_read(command: str, fixed: Sequence[str], space: Mapping[str, Any]) -> dict[str, Any]:
-    """Digests of the files and models that trials read: by key, and by the choices that name further ones."""
-    choices = [f"{key}={value}" for key, values in space.items() for value in getattr(values, "choices", ())]
-    read: dict[str, Any] = {}
-    for choice in ("", *choices):
-        words = [*fixed, choice] if choice else fixed
-        plain = configs.plain(configs.compose(command, words, checked=False))
-        contents = contents_of({key: value for key, value in plain.items() if key not in FREE_KEYS}, command)
-        digests = configs.flatten(contents.identity)
-        files = {key: digests.get(key) for key in contents.paths if digests.get(key) not in read.values()}
-        read |= {f"{choice} {key}".strip(): digest for key, digest in files.items()}
-    return read
+def _files_read(command: str, fixed: Sequence[str]) -> dict[str, Any]:
+    """Digests of the files and models that all trials read, by key."""
+    plain = configs.plain(configs.compose(command, fixed, checked=False))
+    contents = contents_of({key: value for key, value in plain.items() if key not in FREE_KEYS}, command)
+    digests = configs.flatten(contents.identity)
+    return {key: digests.get(key) for key in contents.paths}
 
 
 def read_space(words: Sequence[str], loader: Any = None) -> tuple[dict[str, Any], list[str]]:

@@ -131,18 +131,6 @@ def test_other_content_of_a_file_that_all_trials_read_is_another_search(tmp_path
         Search(tmp_path / "first", Settings(), words, command="decode")
 
 
-def test_other_content_of_a_file_that_some_trials_read_is_another_search(tmp_path):
-    files = [tmp_path / f"{name}.jsonl" for name in "ab"]
-    for number, file in enumerate(files):
-        file.write_text(json.dumps({"id": number, "prompt": f"Q: {number}"}))
-    words = ["method=speculative", "prompts=jsonl", f"prompts.path={files[0]},{files[1]}"]
-    for _ in range(2):
-        Search(tmp_path / "search", Settings(), words, command="decode")
-    files[1].write_text(json.dumps({"id": 1, "prompt": "Q: another"}))
-    with pytest.raises(InputError, match="holds another search"):
-        Search(tmp_path / "search", Settings(), words, command="decode")
-
-
 def test_scores_are_read_by_name(tmp_path):
     (tmp_path / "metrics.json").write_text('{"val/loss": 0.5, "name": "x"}')
     assert read_scores(tmp_path, ["val/loss"]) == [0.5]
