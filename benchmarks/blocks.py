@@ -29,12 +29,13 @@ from torch import Tensor
 from analysis.tables.bootstrap import Bootstrap
 from data_gen.prompts import ToyPrompts
 from toolkit import ModelPair, config
-from toolkit.acceptance import ConfidenceHeadEstimator, PrereadEstimator, StatisticsEstimator
+from toolkit.acceptance import PrereadEstimator, StatisticsEstimator
 from toolkit.acceptance.folder import Scorer
 from toolkit.costs.load import LoadCost
 from toolkit.costs.measure import measure
 from toolkit.costs.table import CostTable
 from toolkit.decoding import Sampling, decode
+from toolkit.drafts.block.estimator import ConfidenceHeadEstimator
 from toolkit.errors import answer_signals
 from toolkit.stopping import BlockDraftRate, Bounded, Fixed, Largest, StoppingPolicy
 from toolkit.stopping.prices import Prices, PriceTable

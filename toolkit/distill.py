@@ -38,33 +38,20 @@ from omegaconf import OmegaConf
 from pytorch_lightning.loggers import WandbLogger
 
 from toolkit.config import commands, instantiate, override, plain
-from toolkit.distillation.blocks import Blocks, BlockTraining
 from toolkit.distillation.data import TextData
-from toolkit.distillation.drafts import (
-    DRAFT,
-    begin,
-    card_of,
-    check_compact,
-    draft_of,
-    export_all,
-    most_costly,
-    output_rows,
-    shape_of,
-)
+from toolkit.distillation.drafts import DRAFT, card_of, shape_of
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
-from toolkit.distillation.rehearsal import rehearse
+from toolkit.distillation.recipe import Recipe
 from toolkit.distillation.teachers import Teacher
-from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
-from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
+from toolkit.drafts.kinds import kind_by_target
+from toolkit.engine.facts import NO_LIMIT, max_positions, vocab_size
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import read_json, write_json
-from toolkit.models import gguf
-from toolkit.models.draft_formats import check_kind, kind_of, reads_target
 from toolkit.models.fingerprint import Weights
-from toolkit.models.pair import ModelPair, load_draft, load_tokenizer
+from toolkit.models.pair import ModelPair, load_tokenizer
 from toolkit.models.prompts import check_token_ids
-from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
+from toolkit.models.reduced import kept_tokens
 from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.sources import prompts_behind
@@ -74,7 +61,6 @@ from toolkit.training.checkpoints import BEST, check_choice, check_modes, folder
 from toolkit.training.processes import Processes, is_first_process
 from toolkit.training.trainer import begin_training, opened_trainer
 
-LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
 SCORES = "metrics.json"
 IGNORED = ("rehearse", "before", "after", "tags", "prompts", "sampling", "optimized_metric", "read", "export")
 
@@ -91,13 +77,10 @@ def _run(cfg: commands.Distill) -> Path:
     processes, first = Processes.of(cfg), is_first_process()
     if not first:
         processes.wait()  # until the first one has made the responses and opened the folder
-    elif cfg.kind is None:
-        if cfg.layers is None and cfg.pair.draft is None and cfg.from_pretrained is None:
-            raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
-        changed = cfg.layers is not None or cfg.vocabulary is not None or cfg.exports
-        folder = rehearse(cfg) if cfg.rehearse or (changed and not cfg.export) else None
+    else:
+        folder = kind_by_target(cfg.kind).part("training").rehearse(cfg)
         if folder is not None and cfg.rehearse:
-            return folder
+            return folder  # type: ignore[no-any-return]
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     if OmegaConf.is_missing(cfg, "responses"):
         raise InputError(
@@ -150,27 +133,12 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         raise InputError(f"export: expected a validated checkpoint in {stage.folder}, found none: leave export out")
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     target = load_target(cfg, responses)
-    kind: Unrolled | Blocks | None = None if cfg.kind is None else instantiate(cfg.kind)
-    draft = None
-    if cfg.layers is None and kind is None:
-        pair, shape = cfg.pair, plain(cfg.shape) or {}
-        draft = begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
-    model = None if target is None else target.target
-    data: TextData = instantiate(cfg.data)(readable([m for m in (draft, model) if m is not None], responses))
-    if kind is not None:
-        draft = state_reader(cfg, kind, target, data)
-    elif draft is None:
-        draft = from_target(cfg, target, data)
-    whole_exports = {*cfg.exports} - {"compact"}
-    rows = output_rows(draft, model, bool(whole_exports)) if kind is None else None
-    if kind is None and cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
-        ends = end_ids(draft, tokenizer)
-        reduce_vocabulary(draft, frequent_tokens(cfg.vocabulary, data, size, ends, "keep"), ends)
-    if "compact" in cfg.exports:
-        check_compact(draft, model)
-    if "gguf" in cfg.exports:
-        gguf.check_writable(draft, tokenizer, gguf.tokenizer_file(cfg.pair.target))  # before it is trained
-    module = build_module(cfg, responses, data, draft, target, resumed.run_id, kind)
+    kind, settings = kind_by_target(cfg.kind), None if cfg.kind is None else instantiate(cfg.kind)
+    recipe: Recipe = kind.part("training")(cfg, kind, settings, target, tokenizer)
+    models = [model for model in (recipe.draft, target and target.target) if model is not None]
+    data: TextData = instantiate(cfg.data)(readable(models, responses))
+    draft = recipe.begin(data)
+    module = build_module(cfg, responses, data, draft, recipe, resumed.run_id)
     if checkpoint is not None:
         check_resumable(checkpoint["about"], module.about, resumed.path)
     device = torch.device(cfg.pair.get("device") or "cpu")
@@ -209,8 +177,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
                 "output_rows": None if kept is None or len(kept) == module.teacher.vocab_size else len(kept),
             }
             card = card_of(plain(cfg), facts, scores)
-            names = getattr(getattr(model, "config", None), "architectures", None) or ()
-            export_all(stage.folder, trained, rows, cfg.exports, tokenizer, card, str(cfg.pair.target), names)
+            recipe.export(stage.folder, trained, card)
             if cfg.export:
                 alpha = scores["val/alpha"]
                 print(f"distill: {stage.folder / DRAFT} holds the best draft so far, of val/alpha {alpha:.4f}")
@@ -235,22 +202,13 @@ def readable(models: Sequence[Any], responses: Any) -> list[Text]:
     return fitting
 
 
-def frequent_tokens(count: int, data: TextData, size: int, ends: Sequence[int], verb: str) -> list[int]:
-    """The most frequent tokens of the training texts, and a line that says how many validation tokens these are."""
-    tokens = most_frequent(data.states["train"].whole.sequences, count, range(size), ends)
-    covered = torch.isin(data.states["validation"].whole.labels, torch.tensor(tokens)).float().mean()
-    print(f"distill: {len(tokens):,} of {size:,} tokens {verb} an output row, {covered:.1%} of validation tokens")
-    return tokens
-
-
 def build_module(
     cfg: commands.Distill,
     responses: Any,
     data: TextData,
     draft: Any,
-    target: ModelPair | None,
+    recipe: Recipe,
     run_id: str,
-    kind: Unrolled | Blocks | None = None,
 ) -> DraftTraining:
     """The draft, its teacher, its loss and its optimizer. Raises InputError if they do not go together."""
     loss = instantiate(cfg.loss)
@@ -260,61 +218,15 @@ def build_module(
         draft.get_input_embeddings().requires_grad_(False)
     parts = [data.states[name].whole for name in ("train", "validation")]
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
-    model = None if target is None else target.target
-    teacher: Teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
+    target = recipe.target
+    teacher: Teacher = instantiate(cfg.teacher)(target and target.target, temperature, responses.target)
     teacher.prepare(*parts)
     ends = () if target is None else target.end_ids or ()
     record = {"shape": shape_of(draft), "lmbda": cfg.lmbda, "temperature": temperature, "wandb_run_id": run_id}
     on_policy = OnPolicy(cfg.lmbda, responses.sampling, ends, cfg.seed)
     optimizer, scheduler = instantiate(cfg.optimizer), instantiate(cfg.scheduler) if cfg.scheduler else None
     arguments = (draft, teacher, loss, temperature, on_policy, optimizer, scheduler, record)
-    if kind is None:
-        return DraftTraining(*arguments)
-    folder = teacher.folder
-    states = TargetStates(model, draft.target_layers, None if folder is None else folder / "states")
-    states.prepare([text for part in parts for text in part.sequences])
-    if isinstance(kind, Blocks):
-        return BlockTraining(*arguments, states=states, kind=kind)
-    return UnrolledTraining(*arguments, states=states, kind=kind)
-
-
-def state_reader(cfg: commands.Distill, kind: Unrolled | Blocks, target: ModelPair | None, data: TextData) -> Any:
-    """A draft that reads the target's states: the one of `from_pretrained`, if that is one, else fresh weights.
-
-    Raises InputError for keys of other kinds of draft.
-    """
-    own = getattr(kind, "kind", "eagle3")
-    for name in ("layers", "lmbda", "exports", "shape"):
-        if getattr(cfg, name):
-            raise InputError(f"{name}: kind={own} takes none, for its draft reads the target's states; leave it out")
-    if target is None:
-        raise InputError(f"kind={own}: the draft reads the target's states; expected teacher.on_missing=generate")
-    source = cfg.from_pretrained
-    if source is not None:
-        check_kind(Path(source))
-    if source is not None and reads_target(source):
-        if (kind_of_source := str(kind_of(Path(source))).lower()) != own:
-            raise InputError(f"from_pretrained: {source} holds a draft of the kind {kind_of_source}, expected {own}")
-        return kind.trainable(load_draft(source, str(target.device), cfg.pair.dtype, target=target.target))
-    size, tokens = vocab_size(target.target), None
-    if cfg.vocabulary is not None and cfg.vocabulary < size:
-        tokens = frequent_tokens(cfg.vocabulary, data, size, target.end_ids or (), "have")
-    return kind.begin(target.target, tokens, cfg.seed)
-
-
-def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData) -> Any:
-    """A draft of the target's layers, those of the config, or as many as it says. Raises InputError without the target."""
-    if target is None:
-        raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=generate")
-    if isinstance(cfg.layers, int):
-        first = data.states["train"].whole.sequences[: 4 * LAYER_TEXTS]
-        sequences = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
-        sequences = [(prompt, produced[:LAYER_TOKENS]) for prompt, produced in sequences]
-        layers = most_costly(target.target, sequences, cfg.layers, Path(cfg.paths.root_dir) / "layers")
-        print(f"distill: a draft of the target's layers {layers}", flush=True)
-    else:
-        layers = list(cfg.layers or ())
-    return draft_of(target.target, layers).requires_grad_(True)
+    return recipe.module(arguments, teacher, [text for part in parts for text in part.sequences])
 
 
 def load_target(cfg: commands.Distill, responses: Any) -> ModelPair | None:

@@ -32,7 +32,7 @@ from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.sweep_context import SweepContext
 from toolkit.config import commands, instantiate, override, plain
-from toolkit.engine.facts import block_length
+from toolkit.drafts.kinds import gives_blocks
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
 from toolkit.files.text import visible
@@ -200,7 +200,7 @@ def _export(
     contexts, longest = None, survival(recorded, False)
     if len(longest):
         assert recorded.costs is not None
-        blocks = block_length(recorded.context.pair.draft) is not None
+        blocks = gives_blocks(recorded.context.pair.draft)
         contexts = by_context(recorded.costs[0], sorted(lengths), longest, blocks)
         save_table(contexts, folder, "schedule")
     return zero_note(schedule), contexts

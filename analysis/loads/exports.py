@@ -3,7 +3,7 @@
     transformers.json  `num_assistant_tokens` for `generate(assistant_model=...)`; or `prompt_lookup_num_tokens`
     vllm.json          a `--speculative-config`: the draft length by batch size as inclusive triples [from, to, K]
     sglang.txt, llama_cpp.txt  command-line flags
-    sglang_adaptive.json  a `--speculative-adaptive-config`: candidate steps from a batch size on (EAGLE-3 drafts alone)
+    sglang_adaptive.json  a `--speculative-adaptive-config`: candidate steps from a batch size on (EAGLE drafts)
     tensorrt_llm.yaml  a `--config` with `draft_len_schedule`: the draft length up to a batch size
     vllm_k1.json, tensorrt_llm_k1.yaml  the same with one token instead of none, where some batch size drafts none
     vllm_synthetic.json, llama_cpp_synthetic.txt  benchmarks whose drafts are accepted as often as the recorded ones
@@ -16,16 +16,17 @@ vLLM 0.32.0, SGLang 0.5.23, TensorRT-LLM 1.4.0rc1, transformers 5.23 and llama.c
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from toolkit.config import choices, commands, compose, find, override, plain
+from toolkit.drafts.folders import kind_in
+from toolkit.drafts.kinds import DraftKind
 from toolkit.files.atomic import write_text
 from toolkit.files.shards import is_gguf
-from toolkit.models.block_format import is_block
-from toolkit.models.draft_formats import kind_of, reads_target
 
 LARGEST = 2**31 - 1  # the last triple's end: any larger batch
 OPTIONAL = {"transformers.json", "sglang_adaptive.json", "vllm_k1.json", "tensorrt_llm_k1.yaml", "vllm_synthetic.json",
@@ -63,7 +64,7 @@ def write_exports(
     alive    P(the first j drafted tokens are all accepted) for j = 1 .. K, drafts taken as engines do; empty: not known
     """
     length, greedy_first = lengths[min(lengths)], lengths if greedy is None else greedy
-    reads_states = draft is not None and reads_target(draft)
+    kind = kind_in(draft)
     if draft is None:
         transformers: dict[str, Any] = (
             {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": 3} if length else {}
@@ -74,47 +75,47 @@ def write_exports(
         settings = {"num_assistant_tokens": length, "num_assistant_tokens_schedule": "constant"}
         settings |= {"assistant_confidence_threshold": 0.0}
         transformers = {"assistant_model": draft, "assistant_generation_config": settings}
-    files = {"toolkit.txt": "\n".join(advised) + "\n"}
-    if not reads_states:  # transformers loads no such draft
-        files["transformers.json"] = json.dumps(transformers, indent=2) + "\n"
+    files = {"toolkit.txt": "\n".join(advised) + "\n", "transformers.json": json.dumps(transformers, indent=2) + "\n"}
     if draft is not None:
         sample = {"draft_sample_method": "probabilistic" if greedy is None else "greedy"}
-        files |= _schedules(draft, reads_states, greedy_first, sample) | _flags(draft, reads_states, greedy_first)
+        files |= _schedules(draft, kind, greedy_first, sample) | _flags(draft, kind, greedy_first)
         if len(alive):
-            files |= _synthetic(draft, reads_states, alive, sample)
-        if is_block(draft):  # whose flags elsewhere are not known here
-            files = {name: content for name, content in files.items() if name.startswith(("toolkit", "vllm"))}
+            files |= _synthetic(draft, kind, alive, sample)
+    loading = {"toolkit", *kind.engines}
+    files = {
+        name: content for name, content in files.items() if re.sub(r"(_k1|_synthetic)?\.\w+$", "", name) in loading
+    }
     for name in OPTIONAL - files.keys():  # of an earlier call, with other batch sizes
         (folder / name).unlink(missing_ok=True)
     return [write_text(folder / name, content) for name, content in files.items()]
 
 
-def _schedules(draft: str, reads_states: bool, lengths: Mapping[int, int], sample: Mapping[str, str]) -> dict[str, str]:
+def _schedules(draft: str, kind: DraftKind, lengths: Mapping[int, int], sample: Mapping[str, str]) -> dict[str, str]:
     """Files with a draft length by batch size; where it is 0 somewhere, others with 1 there."""
     at_least_one = {batch: max(length, 1) for batch, length in lengths.items()}
     floored = any(lengths.values()) and not all(lengths.values())
     files = {}
     for end, table in [("", lengths), *([("_k1", at_least_one)] if floored else [])]:
         most = max(table.values())
-        vllm = _vllm(draft, reads_states, most)
+        vllm = _vllm(draft, kind, most)
         vllm |= {"num_speculative_tokens_per_batch_size": triples(table), **sample}
         files[f"vllm{end}.json"] = json.dumps(vllm if most else {}, indent=2) + "\n"
-        files[f"tensorrt_llm{end}.yaml"] = _tensorrt(draft, reads_states, triples(table))
-    if reads_states and any(lengths.values()):
+        files[f"tensorrt_llm{end}.yaml"] = _tensorrt(draft, kind, triples(table))
+    if any(lengths.values()):
         steps = {str(first): {"candidate_steps": [length]} for first, _, length in triples(lengths)}
         files["sglang_adaptive.json"] = json.dumps(steps, indent=2) + "\n"
     return files
 
 
-def _vllm(draft: str, reads_states: bool, most: int) -> dict[str, Any]:
+def _vllm(draft: str, kind: DraftKind, most: int) -> dict[str, Any]:
     return {
-        "method": str(kind_of(Path(draft))).lower() if reads_states else "draft_model",
+        "method": kind.engines.get("vllm"),
         "model": draft,
         "num_speculative_tokens": most,
     }
 
 
-def _tensorrt(draft: str, reads_states: bool, ranges: Sequence[Sequence[int]]) -> str:
+def _tensorrt(draft: str, kind: DraftKind, ranges: Sequence[Sequence[int]]) -> str:
     """The YAML of a schedule: lengths hold up to their batch size, 0 beyond. Its first length has to be the largest."""
     most = ranges[0][2]
     if not most:
@@ -123,13 +124,13 @@ def _tensorrt(draft: str, reads_states: bool, ranges: Sequence[Sequence[int]]) -
     if ranges[-1][2] == 0:
         del upto[ranges[-1][1]]
     return (
-        f"speculative_config:\n  decoding_type: {'Eagle3' if reads_states else 'DraftTarget'}\n  max_draft_len: {most}\n"
+        f"speculative_config:\n  decoding_type: {kind.engines.get('tensorrt_llm')}\n  max_draft_len: {most}\n"
         f"  speculative_model: {json.dumps(draft)}\n"
         f"  draft_len_schedule: {{{', '.join(f'{last}: {length}' for last, length in upto.items())}}}\n"
     )
 
 
-def _flags(draft: str, reads_states: bool, lengths: Mapping[int, int]) -> dict[str, str]:
+def _flags(draft: str, kind: DraftKind, lengths: Mapping[int, int]) -> dict[str, str]:
     """Flags for the smallest batch size."""
     length = lengths[min(lengths)]
     if not length:
@@ -139,31 +140,31 @@ def _flags(draft: str, reads_states: bool, lengths: Mapping[int, int]) -> dict[s
         }
     return {
         "sglang.txt": (
-            f"--speculative-algorithm {'EAGLE3' if reads_states else 'STANDALONE'} "
+            f"--speculative-algorithm {kind.engines.get('sglang')} "
             f"--speculative-draft-model-path {shlex.quote(draft)} --speculative-num-steps {length} "
             f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {length + 1}\n"
         ),
-        "llama_cpp.txt": f"{_llama_cpp(draft, reads_states, length)}\n",
+        "llama_cpp.txt": f"{_llama_cpp(draft, kind, length)}\n",
     }
 
 
-def _llama_cpp(draft: str, reads_states: bool, length: int) -> str:
+def _llama_cpp(draft: str, kind: DraftKind, length: int) -> str:
     file = shlex.quote(draft if is_gguf(draft) else f"{draft}.gguf")
     return (
-        f"--spec-type {'draft-eagle3' if reads_states else 'draft-simple'} --spec-draft-model {file} "
+        f"--spec-type {kind.engines.get('llama_cpp')} --spec-draft-model {file} "
         f"--spec-draft-n-max {length} --spec-draft-p-min 0"
     )
 
 
-def _synthetic(draft: str, reads_states: bool, alive: Sequence[float], sample: Mapping[str, str]) -> dict[str, str]:
+def _synthetic(draft: str, kind: DraftKind, alive: Sequence[float], sample: Mapping[str, str]) -> dict[str, str]:
     """Files that make engines accept drafts at random, as often as recorded: for benchmarks, their texts mean nothing."""
     rates = [round(float(rate), 4) for rate in alive]
-    vllm = {**_vllm(draft, reads_states, len(rates)), **sample, "rejection_sample_method": "synthetic"}
+    vllm = {**_vllm(draft, kind, len(rates)), **sample, "rejection_sample_method": "synthetic"}
     vllm["synthetic_acceptance_rates"] = rates
     flag = f"--spec-synth-rates {','.join(f'{rate:g}' for rate in rates)}"
     return {
         "vllm_synthetic.json": json.dumps(vllm, indent=2) + "\n",
-        "llama_cpp_synthetic.txt": f"{_llama_cpp(draft, reads_states, len(rates))} {flag}\n",
+        "llama_cpp_synthetic.txt": f"{_llama_cpp(draft, kind, len(rates))} {flag}\n",
     }
 
 

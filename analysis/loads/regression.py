@@ -31,7 +31,7 @@ from toolkit.costs.clock import now
 from toolkit.costs.load import LoadCost
 from toolkit.costs.measure import WIDTHS, measure
 from toolkit.decoding import decode
-from toolkit.engine.facts import reads_states
+from toolkit.drafts.kinds import reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import Stage, finished_stage, open_stage

@@ -26,10 +26,10 @@ from analysis.loads.engine_counts import read_counts
 from analysis.replay.fit_samples import Samples, samples, score, split
 from analysis.replay.head_folders import CandidateHead, find_heads
 from analysis.tables.files import read_table, save_table, show
-from toolkit.acceptance import ConfidenceHeadEstimator
 from toolkit.acceptance.calibration.by_depth import FILE, ByDepth, Calibration
 from toolkit.acceptance.folder import KINDS
 from toolkit.config import commands, instantiate, plain
+from toolkit.drafts.block.estimator import ConfidenceHeadEstimator
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import Weights

@@ -25,7 +25,7 @@ from toolkit.config.identity import contents_of
 from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import BestSourceProposer, ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer
-from toolkit.engine.facts import reads_states
+from toolkit.drafts.kinds import reads_states
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.files.digests import digest

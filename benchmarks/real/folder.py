@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks.evidence import ROOT
 from toolkit import ModelPair
+from toolkit.drafts.folders import kind_in
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
-from toolkit.models.draft_formats import is_eagle3
 from toolkit.runs.stage import read_manifest
 
 DEVICE = os.environ.get("DEVICE", "cpu")
@@ -98,7 +98,7 @@ def pair_words() -> list[str]:
 
 def reads_target() -> bool:
     """Whether the draft reads the target's states."""
-    return is_eagle3(noted("draft"))
+    return kind_in(noted("draft")).reads_target
 
 
 @cache

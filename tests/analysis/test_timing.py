@@ -9,9 +9,9 @@ from analysis.loads import regression
 from toolkit import ModelPair
 from toolkit.config import compose
 from toolkit.costs.load import LoadCost
-from toolkit.distillation.unrolled import Unrolled
+from toolkit.drafts.eagle3 import format as eagle3
+from toolkit.drafts.eagle3.training import Unrolled
 from toolkit.errors import InputError
-from toolkit.models import eagle3
 
 
 def test_noise_lowers_the_share_that_counts_explain():

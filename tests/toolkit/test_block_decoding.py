@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from toolkit import ModelPair, config
-from toolkit.acceptance import BlockEstimator
 from toolkit.acceptance.calibration.by_depth import FILE, ByDepth, Calibration
 from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
 from toolkit.decoding import BlockProposer, ChainProposer, Method, Sampling, decode
+from toolkit.drafts.block.estimator import BlockEstimator
 from toolkit.errors import InputError
 from toolkit.sampling import warp
 from toolkit.stopping import (

@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from analysis.loads.exports import write_exports
 from toolkit import ModelPair, config, generate
+from toolkit.drafts.block import format as block_format
+from toolkit.drafts.eagle3 import format as eagle3
+from toolkit.drafts.folders import kind_in
 from toolkit.engine import open_session
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import custom_generate
-from toolkit.models import block_format, eagle3
 from toolkit.models.pair import load_draft
 from toolkit.testing import chi_square, ragged_prompts, tiny_eagle3, tiny_llama
 from toolkit.testing.blocks import tiny_block
@@ -354,8 +356,7 @@ def test_folders_of_all_kinds_are_told_apart(tmp_path):
     target = tiny_llama(32, 3, 1, torch.float32)
     block_format.save(tmp_path / "block", tiny_block(target), "a/target")
     eagle3.save(tmp_path / "eagle3", tiny_eagle3(target), "a/target")
-    assert block_format.is_block(tmp_path / "block") and not block_format.is_block(tmp_path / "eagle3")
-    assert eagle3.is_eagle3(tmp_path / "eagle3") and not eagle3.is_eagle3(tmp_path / "block")
+    assert (kind_in(tmp_path / "block").name, kind_in(tmp_path / "eagle3").name) == ("dflash", "eagle3")
     with pytest.raises(InputError, match="is a DFlash draft, no target"):
         ModelPair.from_pretrained(tmp_path / "block")
 

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from toolkit import ModelPair, generate
+from toolkit.drafts.eagle3 import format as eagle3
 from toolkit.engine import open_session
 from toolkit.errors import InputError
-from toolkit.models import eagle3
 from toolkit.models.pair import load_draft, load_tokenizer, resolve
 from toolkit.models.reduced import ReducedOutput
 from toolkit.testing import tiny_llama

@@ -13,11 +13,13 @@ from safetensors.torch import load_file
 from benchmarks.gpu_exactness import logit_gap, parting
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config, generate
-from toolkit.distillation.unrolled import TargetStates, Unrolled, states_by_depth, unrolled_states
+from toolkit.distillation.states import TargetStates
+from toolkit.drafts.eagle3 import format as eagle3
+from toolkit.drafts.eagle3.training import Unrolled, states_by_depth, unrolled_states
+from toolkit.drafts.folders import kind_in
 from toolkit.engine import open_session
 from toolkit.engine.capture import Captures, StaticForward
 from toolkit.errors import InputError
-from toolkit.models import eagle3
 from toolkit.testing import chi_square, ragged_prompts, tiny_eagle3, tiny_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "eagle3"
@@ -217,7 +219,7 @@ def test_a_saved_draft_is_loaded_again(tmp_path):
     draft = tiny_eagle3(target, flags=("norm_before_residual", "fc_norm"))
     eagle3.save(tmp_path, draft, "a/target")
     again = eagle3.load(tmp_path, "auto", target)
-    assert eagle3.is_eagle3(tmp_path) and again.flags == draft.flags and again.target_layers == tuple(LAYERS)
+    assert kind_in(tmp_path).name == "eagle3" and again.flags == draft.flags and again.target_layers == tuple(LAYERS)
     for name, tensor in draft.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
     assert (

@@ -1,6 +1,5 @@
 """Acceptance prediction: heads, estimators, calibration."""
 
-from toolkit.acceptance.block import BlockEstimator, ConfidenceHeadEstimator
 from toolkit.acceptance.estimators import ConfidenceEstimator as Confidence
 from toolkit.acceptance.estimators import HeadEstimator, PrereadEstimator
 from toolkit.acceptance.head import AcceptanceHead
@@ -10,6 +9,6 @@ from toolkit.acceptance.preread import PrereadHead
 from toolkit.acceptance.statistics import StatisticsEstimator
 
 __all__ = [
-    "AcceptanceHead", "BlockEstimator", "Confidence", "ConfidenceHeadEstimator", "HeadEstimator", "MatchEstimator",
-    "OnlineLogistic", "PrereadEstimator", "PrereadHead", "StatisticsEstimator",
+    "AcceptanceHead", "Confidence", "HeadEstimator", "MatchEstimator", "OnlineLogistic", "PrereadEstimator", "PrereadHead",
+    "StatisticsEstimator",
 ]  # fmt: skip

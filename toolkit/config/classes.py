@@ -45,7 +45,7 @@ def keys_of(target: str) -> Keys | None:
 
 def no_such(key: str, target: str) -> InputError:
     """The error for a key that names a class or function which does not exist."""
-    module, _, name = target.rpartition(".")
+    module, _, name = target.replace(":", ".").rpartition(".")
     reason = hidden(module)
     if reason is None and module in MOVED:
         return InputError(f"{key}: {target} is {MOVED[module]}.{name} now")
@@ -67,7 +67,7 @@ def is_misspelt(name: str, node: Mapping[str, Any]) -> bool:
 
 def _located(target: str) -> Any:
     """What a dotted name stands for, imported; None if there is none. Raises InputError where a module fails."""
-    parts = target.split(".")
+    parts = target.replace(":", ".").split(".")
     for end in range(len(parts) - 1, 0, -1) if all(map(str.isidentifier, parts)) else ():
         module = ".".join(parts[:end])
         try:
@@ -87,6 +87,7 @@ def _located(target: str) -> Any:
 @cache
 def _keys_of(target: str) -> Keys:
     thing = _located(target)
+    thing = getattr(thing, "settings_class", thing)  # of a kind of draft
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):  # compiled
@@ -155,6 +156,7 @@ def instantiate(config: Any, **extra: Any) -> Any:
     from hydra.utils import instantiate
 
     texts = with_texts(lambda text: escaped(escaped(text)), plain(config))  # Hydra resolves "${" in a text twice
+    texts = _with_dots(texts)
     try:
         return instantiate(texts, **extra)
     except InstantiationException as error:
@@ -164,6 +166,16 @@ def instantiate(config: Any, **extra: Any) -> Any:
                 raise cause from None
             cause = cause.__cause__
         raise InputError(" ".join(str(error).split())) from error
+
+
+def _with_dots(value: Any) -> Any:
+    """A container whose `_target_` of the form package.module:NAME are dotted names, which Hydra imports."""
+    if isinstance(value, list):
+        return [_with_dots(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    named = {key: _with_dots(part) for key, part in value.items()}
+    return {**named, "_target_": named["_target_"].replace(":", ".")} if "_target_" in named else named
 
 
 def hidden(module: str) -> str | None:
@@ -195,7 +207,7 @@ def users_files(target: str) -> list[Path]:
     This toolkit's modules, Python's own and installed packages are not a user's.
     """
     files: dict[str, Path] = {}
-    waiting = [target]
+    waiting = [target.replace(":", ".")]
     while waiting:
         parts = waiting.pop().split(".")
         if parts[0] in OURS or parts[0] in sys.stdlib_module_names:

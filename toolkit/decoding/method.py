@@ -8,15 +8,8 @@ from typing import Annotated
 from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
 from toolkit.decoding.beam_settings import Beams
-from toolkit.decoding.proposers import (
-    BlockProposer,
-    ChainProposer,
-    ForestProposer,
-    Proposer,
-    TextProposer,
-    TreeProposer,
-)
-from toolkit.engine.facts import block_length, reads_states
+from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
+from toolkit.drafts.kinds import all_kinds, block_length, kind_of, reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
@@ -95,17 +88,17 @@ class Method:
     def bind(self, pair: ModelPair) -> Method:
         """The method for one pair: heads loaded and checked, the policy bounded. Raises InputError.
 
-        Where the pair's draft gives blocks, chains are drafted as blocks, of at most as many tokens.
+        Chains are drafted by the proposer of the draft's kind; where that gives blocks, of at most as many tokens.
         """
+        own_proposer = kind_of(pair.draft).part("proposer")
+        if type(self.proposer) is ChainProposer and own_proposer is not ChainProposer:
+            return replace(self, proposer=own_proposer()).bind(pair)
         length = block_length(pair.draft)
-        if length is not None and type(self.proposer) is ChainProposer:
-            return replace(self, proposer=BlockProposer()).bind(pair)
         most = self.max_drafted if length is None else min(self.max_drafted, length)
         bounded = Bounded(self.policy, self.min_drafted, most).bind(pair)
         method = replace(self, policy=bounded)
         if method.drafts and self.proposer.needs_draft_model:
             self._check_reads(pair, length)
-        if method.drafts and self.proposer.needs_draft_model:
             pair.check_has_draft(f"method {self.name}")
         self.proposer.check(pair.vocab_size)
         if self.policy.reads_states and method.num_drafts(len(pair.drafts)) > 1:
@@ -135,16 +128,17 @@ class Method:
 
     def _check_reads(self, pair: ModelPair, length: int | None) -> None:
         """Raises InputError unless the proposer reads the pair's draft as it drafts; length: of its blocks, None: none."""
-        blocks, proposer = isinstance(self.proposer, BlockProposer), type(self.proposer).__name__
+        blocks, proposer = self.proposer.reads_blocks, type(self.proposer).__name__
         if length is not None and not blocks:
             raise InputError(
                 f"method {self.name}: {proposer} reads a draft token by token, and {type(pair.draft).__name__} gives a block "
                 "at once; expected a method of chains (speculative, block, confidence, rate, ...)"
             )
         if blocks and pair.drafts and length is None:
+            names = " or ".join(kind.name for kind in all_kinds() if kind.forwards == "block")
             raise InputError(
-                f"method {self.name}: expected a draft that gives blocks (DFlash, DSpark), got {type(pair.draft).__name__}; "
-                "toolkit.distill kind=dflash trains one"
+                f"method {self.name}: expected a draft that gives blocks, got {type(pair.draft).__name__}; toolkit.distill "
+                f"kind={names} trains one"
             )
 
     def at(self, sampling: Sampling) -> Method:

@@ -16,9 +16,10 @@ from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 from toolkit.config.values import check_ranges
+from toolkit.drafts.kinds import kind_of, reads_states
 from toolkit.engine.base import Session
 from toolkit.engine.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
-from toolkit.engine.facts import block_length, check_mode, forwards_lock, reads_states, vocab_size
+from toolkit.engine.facts import check_mode, forwards_lock, vocab_size
 from toolkit.engine.packing import PackedLinears
 
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
@@ -254,20 +255,15 @@ def open_session(
 
     captures     forward passes of recurring shapes are replayed through them (Hugging Face models only); None: never
     kept_layers  layers whose states stay in the cache, for drafts that read them
-    target       of a draft that reads the target's states (it has `target_layers`): the target's session
+    target       of a draft that reads the target's states: the target's session
     """
     own = getattr(model, "open_session", None)
     if own is not None:
         session: Session = own(num_rows, capacity)
         return session
+    if kind_of(model).session is not None:
+        session = kind_of(model).part("session")(model, num_rows, capacity, captures, target)
+        return session
     from toolkit.engine.hf import HFSession  # transformers is imported only where it is needed
 
-    if block_length(model) is not None:
-        from toolkit.engine.block_reader import BlockReader
-
-        return BlockReader(model, num_rows, capacity, target)
-    if reads_states(model):
-        from toolkit.engine.state_reader import StateReader
-
-        return StateReader(model, num_rows, capacity, captures, target)
     return HFSession(model, num_rows, capacity, captures, kept_layers)

@@ -23,17 +23,6 @@ HARMLESS = ("classifier", "summary", "cls_")  # of heads that causal language mo
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")  # what configs call the longest text
 
 
-def reads_states(model: Any) -> bool:
-    """Whether this is a draft that reads the target's states (EAGLE-3, DFlash, DSpark)."""
-    return hasattr(model, "target_layers")
-
-
-def block_length(model: Any) -> int | None:
-    """How many tokens a draft gives in one forward pass (DFlash, DSpark); None: it drafts one after another."""
-    length: int | None = getattr(model, "block_length", None)
-    return length
-
-
 def vocab_size(model: Any) -> int:
     """Output size of a model: a transformers one, or one that says so itself."""
     if isinstance(size := getattr(model, "output_size", None), int):

@@ -35,7 +35,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerationM
 from toolkit import config
 from toolkit.costs.kept import with_costs
 from toolkit.decoding import Sampling, decode
-from toolkit.engine.facts import block_length
+from toolkit.drafts.kinds import gives_blocks
 from toolkit.errors import DecodingError, InputError
 from toolkit.integrations.kept_drafts import own_tokenizer, pair_of
 from toolkit.models.generation_config import OTHERS
@@ -121,7 +121,7 @@ def custom_generate(
     if method is None:
         method = "rate" if predicts else "best_source" if pair.drafts else "lookup_rate"
         method = method if len(prompts) == 1 else f"batch_{method}"
-        if pair.drafts and not predicts and block_length(pair.draft) is not None:
+        if pair.drafts and not predicts and gives_blocks(pair.draft):
             method = "block_draft_rate"
     decoder = config.method(method, overrides, *(None if path is None else str(path) for path in (head, statistics)))
     decoder = replace(decoder, policy=with_costs(decoder.policy, pair, len(prompts)))

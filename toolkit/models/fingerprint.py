@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from toolkit.engine.facts import checksums, reads_states
+from toolkit.drafts.kinds import reads_states
+from toolkit.engine.facts import checksums
 from toolkit.files.atomic import content_hash
 
 CHUNK = 2**14  # entries under one pattern of signs

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from toolkit.config.others import DEVICE
 from toolkit.config.values import check_ranges, checked, shown
+from toolkit.drafts.folders import kind_in
+from toolkit.drafts.kinds import all_kinds
 from toolkit.engine.device import check_device, tensor_on
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.errors import InputError, warn
 from toolkit.files.shards import is_gguf
 from toolkit.files.text import first_line
-from toolkit.models import block_format, draft_formats, eagle3, gguf, reduced
+from toolkit.models import gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, read_request
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
@@ -144,10 +146,10 @@ class ModelPair:
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
-        if draft_formats.reads_target(target):
-            kind = draft_formats.kind_of(Path(target))
-            name = "an EAGLE-3" if kind == draft_formats.EAGLE3 else f"a {kind}"
-            raise InputError(f"{target} is {name} draft, no target: give pair.target=TARGET pair.draft={target}")
+        if (kind := kind_in(target)).reads_target:
+            raise InputError(
+                f"{target} is a draft ({kind.label}), no target: give pair.target=TARGET pair.draft={target}"
+            )
         tokenizer = load_tokenizer(target, revision, trust_remote_code)
         with_tokenizer = [source for source in sources if not lacks_tokenizer(source)]
         unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
@@ -331,21 +333,14 @@ def load_draft(
 
 
 def _load_draft(source: str | Path, options: dict[str, Any], device: Device, target: Any) -> Any:
-    if draft_formats.reads_target(source):
-        return _load_reader(Path(source), options["dtype"], target, device)
+    if (kind := kind_in(source)).load is not None:
+        return kind.part("load")(Path(source), options["dtype"], target, device)
     return _load_model(source, options, device, target)
 
 
 def lacks_tokenizer(source: str | Path) -> bool:
     """Whether a draft's folder is of a kind that has no tokenizer, for its target's is meant."""
-    return draft_formats.reads_target(source) or reduced.is_compact(source)
-
-
-def _load_reader(folder: Path, dtype: Any, target: Any, device: str) -> Any:
-    """A draft that reads its target's states (`draft_formats.STATE_READERS`)."""
-    if block_format.is_block(folder):
-        return block_format.load(folder, dtype, target, device)
-    return eagle3.load(folder, dtype, target, device)
+    return kind_in(source).reads_target or reduced.is_compact(source)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -360,8 +355,13 @@ def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote
     except Exception as error:  # whatever their files make them raise
         reason = first_line(error)
         if isinstance(path, Path) and not any(any(path.glob(files)) for files in TOKENIZER_FILES):
-            reason = "the folder has none; expected a whole checkpoint, or an EAGLE-3, DFlash or DSpark draft, which needs none"
+            reason = f"the folder has none; expected a whole checkpoint, or a draft that needs none ({_readers()})"
         raise InputError(f"could not load a tokenizer from {path}: {reason}") from error
+
+
+def _readers() -> str:
+    """The kinds of drafts that need no tokenizer, as messages name them."""
+    return ", ".join(kind.label for kind in all_kinds() if kind.reads_target)
 
 
 def unshared_by(
@@ -377,7 +377,7 @@ def unshared_by(
                 raise
             reason, folder = str(error).rstrip("."), f"hf download {source} --local-dir FOLDER, then pair.draft=FOLDER"
             raise InputError(
-                f"{reason}; a draft without a tokenizer (EAGLE-3, DFlash, DSpark) is read from a folder: {folder}"
+                f"{reason}; a draft without a tokenizer ({_readers()}) is read from a folder: {folder}"
             ) from error
         tokens |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
     return tuple(sorted(tokens))
@@ -436,7 +436,7 @@ def resolve(source: str | Path) -> str | Path:
     if is_gguf(source) and os.path.isfile(source):
         return gguf.folder_of(Path(source))
     if os.path.exists(source):  # False for names that are no paths, as too long ones
-        draft_formats.check_kind(Path(source))
+        kind_in(source)
         return Path(source)
     if is_gguf(source) or str(source).startswith((".", "/", "~")):
         raise InputError(f"expected a {'GGUF file' if is_gguf(source) else 'model folder'} at {source}, found none")

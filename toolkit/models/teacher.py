@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.drafts.kinds import needs_target, reads_states
 from toolkit.engine import open_session
-from toolkit.engine.facts import check_evaluation, reads_states
+from toolkit.engine.facts import check_evaluation
 from toolkit.engine.hidden_states import state_width, watched_states
-from toolkit.engine.state_reader import NEEDS_TARGET
 from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.models.pair import ModelPair, vocab_size
 from toolkit.sampling import Sampling, penalized, warp
@@ -199,7 +199,7 @@ def _readable(model: Any, tokens: Tensor) -> Tensor:
     """
     check_evaluation(model)
     if reads_states(model):
-        raise InputError(NEEDS_TARGET)
+        raise InputError(needs_target(model))
     return tokens.to(model.device).clamp(max=vocab_size(model) - 1)
 
 

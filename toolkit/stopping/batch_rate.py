@@ -36,8 +36,8 @@ from toolkit.config.notes import Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
+from toolkit.drafts.kinds import gives_blocks
 from toolkit.engine.device import floats_on
-from toolkit.engine.facts import block_length
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.stopping.prices import BATCH_COLUMN, BatchColumn, PriceTable, Ratio, table_of
 from toolkit.types import Drafted, Step, Verified
@@ -85,7 +85,7 @@ class BatchRate(StoppingPolicy):
     def bind(self, pair: object) -> BatchRate:
         column = BATCH_COLUMN if self.column_cost is None else self.column_cost
         table = table_of(self.costs, self.cost_ratio, column, (), self.deepest + 1)
-        blocks = block_length(getattr(pair, "draft", None)) is not None
+        blocks = gives_blocks(getattr(pair, "draft", None))
         return replace(self, estimator=self.estimator.bind(pair), table=table, blocks=blocks)
 
     def init(self, num_rows: int, device: torch.device) -> State:

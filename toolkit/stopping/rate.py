@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from toolkit.config.notes import Above, Between
-from toolkit.engine.facts import block_length
+from toolkit.drafts.kinds import gives_blocks
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
 from toolkit.stopping.priced import PricedDraft
 from toolkit.stopping.prices import RATIO, Prices, PriceTable, Ratio, table_of
@@ -72,7 +72,7 @@ class Rate(PricedDraft, Thresholded):
         if self.costs is None:
             return replace(self, estimator=estimator)
         table = table_of(self.costs, 0.0, 0.0, [self.batch_size], self.deepest + 1)
-        blocks = block_length(getattr(pair, "draft", None)) is not None
+        blocks = gives_blocks(getattr(pair, "draft", None))
         prices = PriceTable.of(table, self.batch_size, self.deepest, flat=False, blocks=blocks)
         return replace(self, estimator=estimator, prices=prices)
 

@@ -13,7 +13,6 @@ and what a session should hold, computed slowly and obviously. Needs torch, tran
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +23,8 @@ from torch import Tensor
 
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.decoding import Method, Sampling, decode
+from toolkit.drafts.eagle3.testing import tiny_eagle3 as tiny_eagle3
 from toolkit.engine import TabularModel
-from toolkit.models.eagle3 import Eagle3
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import StoppingPolicy
 from toolkit.testing.blocks import check_anticipation as check_anticipation
@@ -96,29 +95,6 @@ def llama_pair(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
     """Random Llamas, the same numbers on every device: states of 32 and 16, 97 tokens; token 5 ends a text."""
     target, draft = tiny_llama(32, 3, 0, dtype), tiny_llama(16, 2, 1, dtype)
     return ModelPair(target=target.to(device), draft=draft.to(device), costs="assumed")
-
-
-def tiny_eagle3(
-    target: Any,
-    layers: Sequence[int] = (0, 1, 2),
-    kept: Tensor | None = None,
-    flags: Sequence[str] = (),
-    family: str = "llama",
-    seed: int = 0,
-) -> Eagle3:
-    """A random EAGLE-3 draft for a tiny target, on its device; forty tokens have an output row, in any order."""
-    generator, base = torch.Generator().manual_seed(seed), target.config
-    tokens = torch.randperm(base.vocab_size, generator=generator)[:40] if kept is None else kept
-    config = hf.AutoConfig.for_model(
-        family, vocab_size=base.vocab_size, hidden_size=16, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=4, num_hidden_layers=1, max_position_embeddings=512,
-    )  # fmt: skip
-    config._attn_implementation = "sdpa"
-    draft: Any = Eagle3(config, layers, len(layers) * base.hidden_size, tokens, flags).to(target.dtype)
-    for parameter in draft.parameters():
-        parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    frozen: Eagle3 = draft.to(target.device).requires_grad_(False).eval()
-    return frozen
 
 
 def table_pair(device: torch.device | str = "cpu") -> ModelPair:

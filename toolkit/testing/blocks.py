@@ -1,7 +1,7 @@
 """For people who draft in blocks, or decide how much of a block is sent: tiny block drafts, and a check of what decisions use.
 
 pair = block_pair(markov=True)                  tables: q of position k by the text's state and the token before the position
-tiny_block(target, "dspark")                    a random DSpark draft of a tiny target
+tiny_block(target)                              a random block draft of a tiny target
 check_anticipation(MyPolicy(), BlockProposer()) do tokens decide whether they are sent?
 """
 
@@ -12,17 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from toolkit.decoding.proposers.base import DraftContext, TextProposer
-from toolkit.decoding.proposers.block import BlockProposer
+from toolkit.drafts.block.testing import tiny_block as tiny_block
+from toolkit.drafts.kinds import DraftKind
 from toolkit.engine import BlockSession, Reading, TabularModel, open_session
 from toolkit.engine.tabular import TabularSession
-from toolkit.models.block_draft import BlockDraft, BlockSettings
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, StoppingPolicy
@@ -33,33 +32,6 @@ from toolkit.verification.rules.rejection import Rejection
 # -- drafts -----------------------------------------------------------------------------------------------------------
 
 
-def tiny_block(
-    target: Any, kind: str = "dflash", kept: Tensor | None = None, seed: int = 0, **settings: Any
-) -> BlockDraft:
-    """A random block draft of two layers for a tiny target, on its device; forty tokens have an output row.
-
-    settings  of `BlockSettings`, and `window`: of the last layer
-    """
-    generator, base = torch.Generator().manual_seed(seed), target.config
-    tokens = torch.randperm(base.vocab_size, generator=generator)[:40].sort().values if kept is None else kept
-    window = settings.pop("window", None)
-    config = AutoConfig.for_model(
-        "qwen3", vocab_size=base.vocab_size, hidden_size=base.hidden_size, intermediate_size=24, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=4, num_hidden_layers=2, max_position_embeddings=512, tie_word_embeddings=False,
-        use_sliding_window=window is not None, sliding_window=window,
-        layer_types=["full_attention", "full_attention" if window is None else "sliding_attention"],
-    )  # fmt: skip
-    spark = kind == "dspark"
-    more = {"sample_from_anchor": spark, "markov_rank": 3 if spark else 0, "enable_confidence_head": spark,
-            "confidence_head_with_markov": spark}  # fmt: skip
-    usual = {"block_size": 4, "mask_token_id": 1, "target_layers": (0, 1, 2)}
-    draft: Any = BlockDraft(config, BlockSettings(kind, **{**usual, **more, **settings}), tokens).to(target.dtype)
-    for parameter in draft.parameters():
-        parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    frozen: BlockDraft = draft.to(target.device).requires_grad_(False).eval()
-    return frozen
-
-
 @dataclass
 class TabularBlock(TabularModel):
     """A block draft that is a table. `probs` has the text's states, as of a `TabularModel`.
@@ -67,6 +39,9 @@ class TabularBlock(TabularModel):
     later [K, rows, V, V]  q of position k by the text's state and the token before the position
     """
 
+    draft_kind: ClassVar[DraftKind] = DraftKind(
+        "table", "block table", proposer="toolkit.decoding.proposers.block:BlockProposer", forwards="block"
+    )
     later: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def __post_init__(self) -> None:
@@ -151,7 +126,7 @@ def check_anticipation(
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
         target = TabularModel.random(2, order, generator)
-        draft = _quartered(order, most, isinstance(proposer, BlockProposer), generator)
+        draft = _quartered(order, most, proposer.reads_blocks, generator)
         for state in _states(bounded, generator):
             rounds = _every_round(bounded, proposer, draft, state, most)
             worst = max(worst, _error(rounds, target, most))
@@ -178,7 +153,7 @@ def _check_pairs(policy: StoppingPolicy, proposer: TextProposer, hidden_size: in
         num_rows = 1 + int(random() * NUM_ROWS)
         state = bounded.init(num_rows, torch.device("cpu"))
         for _ in range(EARLIER + 1):
-            draft = _log_uniform(hidden_size, deepest, isinstance(proposer, BlockProposer), random)
+            draft = _log_uniform(hidden_size, deepest, proposer.reads_blocks, random)
             texts = [(random(int(random() * (LONGEST + 1))) * 3).long().tolist() for _ in range(num_rows)]
             most = 1 + int(random() * deepest)
             room = [(most if random() < 0.7 else int(random() * (most + 1))) if text else 0 for text in texts]

@@ -1,4 +1,4 @@
-"""Record traces of a draft that reads the target's states (EAGLE-3, DFlash, DSpark): one chain of tokens from every start.
+"""Record traces of a draft that reads the target's states: one chain of tokens from every start.
 
 Such a draft says something else about a position in every round: so q and the acceptance draws are made per start s and depth
 k. A chain follows the text X as long as its tokens are accepted, then the draft's own tokens. With q_{s,k} for q:
@@ -14,17 +14,17 @@ target's states, D of the draft's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from toolkit.drafts.kinds import block_length, gives_blocks, kind_of, reads_states
 from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
-from toolkit.engine.facts import block_length, reads_states
 from toolkit.errors import InputError
-from toolkit.models.eagle3 import AllSteps
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text, readings_along, seen_before
 from toolkit.sampling import Sampling, draw, row_generator, warp
@@ -37,14 +37,15 @@ PER_START = ("accepted", "chance", "text_prob")
 PAYS = 0.02  # share of rounds whose k-th token is accepted, below which no policy needs it
 DEEPEST = 20  # of any recording whose depth is measured
 TEXTS, TOKENS = 4, 128  # that are looked at, and the most tokens of each
-BLOCKS = 64  # that a forward pass drafts, of one text
 
 
 class StartRecorder(Recorder):
     """A `Recorder` of drafts that read the target's states; its recordings are by start (`Trace.run`).
 
-    Of a block draft `max_drafted` is at most a block.
+    Of a block draft `max_drafted` is at most a block. A kind's recorder names its `chains`.
     """
+
+    chains: ClassVar[type[Chains]]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,8 +74,7 @@ class StartRecorder(Recorder):
         target: Any = sessions.target
         parts = [self._target_probs(text, target, first) for first in range(0, len(text.produced), self.width(1))]
         states = target.states[:, : len(text.prompt) + len(text.produced) - 1, 0]
-        kind = _Chains if block_length(self.pair.draft) is None else _Blocks
-        chains = kind(self, text, torch.cat(parts), states, target if self.upper_bound else None)
+        chains = self.chains(self, text, torch.cat(parts), states, target if self.upper_bound else None)
         return self.scored(chains.trace())
 
     def _target_probs(self, text: RecordedText, target: Session, first: int) -> Tensor:
@@ -94,11 +94,11 @@ class StartRecorder(Recorder):
 
 def recorder_of(pair: ModelPair, *options: Any, **named: Any) -> Recorder:
     """The recorder that a pair's draft needs, with the options of `Recorder`."""
-    kind = StartRecorder if reads_states(pair.draft) else Recorder
-    return kind(pair, *options, **named)
+    recorder: Recorder = kind_of(pair.draft).part("recorder")(pair, *options, **named)
+    return recorder
 
 
-class _Chains:
+class Chains(ABC):
     """The chains of drafted tokens from every start of a text, a depth at a time.
 
     probs   p of the text's positions [N, V]
@@ -131,10 +131,10 @@ class _Chains:
         columns: list[tuple[Tensor, dict[str, Tensor]]] = []
         if self.target is not None:
             self.target.reserve(self.target.index.capacity + size * recorder.max_drafted)
-        final = self._first()
+        final = self.first()
         for depth in range(1, recorder.max_drafted + 1):
             if depth > 1:
-                final = self._deeper(depth)
+                final = self.deeper(depth)
             parts = [self._draft(part, final[part], depth) for part in self.alive.split(recorder.width(1))]
             columns.append((self.alive, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}))
             tokens = self.newest[self.alive]
@@ -144,41 +144,22 @@ class _Chains:
                 break
         return self._assembled(columns)
 
-    def _first(self) -> Tensor:
-        """Read all of the text beside the target's states; returns final states [N, D] at every start."""
-        self.cache = AllSteps(self.draft)
-        tokens = torch.tensor([[*self.text.prompt, *self.text.produced][:-1]], device=self.draft.device)
-        before = torch.nn.functional.pad(self.draft.projected(self.states[:, :-1]), (0, 0, 1, 0))
-        position = torch.arange(tokens.shape[1], device=tokens.device)
-        self.visible = position <= position.unsqueeze(1)
-        self.visible[1:, 0] = False
-        states, final = self._read(tokens, position, before)
-        count = len(self.starts)
-        self.states, self.visible = states[:, -count:], self.visible[-count:]
-        self.visible[:, 0] = False  # a text's first token saw itself, and no other token sees it
-        return final[0, -count:]
+    @abstractmethod
+    def first(self) -> Tensor:
+        """Read the text; returns final states [N, D] at every start."""
 
-    def _deeper(self, depth: int) -> Tensor:
-        """Read every chain's newest token beside the draft's own state before it; returns final states [N, D]."""
-        itself = torch.eye(len(self.starts), dtype=torch.bool, device=self.visible.device)
-        self.visible = torch.cat([self.visible, itself], 1)
-        position = len(self.text.prompt) - 2 + depth + self.starts.to(self.draft.device)
-        self.states, final = self._read(self.newest.unsqueeze(0).to(self.draft.device), position, self.states)
-        return final[0]
+    @abstractmethod
+    def deeper(self, depth: int) -> Tensor:
+        """Returns final states [N, D] at a depth from 2 on, after the chains' newest tokens."""
 
-    def _read(self, tokens: Tensor, position: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        mask = self.cache.mask(self.visible, position)
-        states, final = self.draft.read(tokens, position.unsqueeze(0), mask, self.cache, before)
-        return states, final
-
-    def _outputs(self, starts: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
+    @abstractmethod
+    def outputs(self, starts: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [n, V] of the final states [n, D] of some starts [n], and what heads read of them."""
-        return self.draft.logits(final), final
 
     def _draft(self, starts: Tensor, final: Tensor, depth: int) -> dict[str, Tensor]:
         """One token more from some starts [n], from the final states [n, D] that predict it; its columns."""
         pair, recorder = self.recorder.pair, self.recorder
-        logits, hidden = self._outputs(starts, final)
+        logits, hidden = self.outputs(starts, final)
         logits = pair.fit(logits)
         seen = None if self.seen is None else self.seen[starts]
         q = recorder.warp_draft(logits, seen)
@@ -247,31 +228,11 @@ class _Chains:
             text_tokens=self.produced.int().cpu(),
             target_entropy=-torch.special.xlogy(self.probs, self.probs).sum(-1).float().cpu(),
             max_drafted=self.recorder.max_drafted,
-            blocks=block_length(self.draft) is not None,
+            blocks=gives_blocks(self.draft),
             estimates=estimates,
             **of_starts,
             **steps,  # type: ignore[arg-type]
         )
-
-
-class _Blocks(_Chains):
-    """The same of a block draft: the states of all depths come from one forward pass, `blocks` [N, K, D]."""
-
-    def _first(self) -> Tensor:
-        device = self.draft.device
-        context = self.draft.context(self.states, torch.arange(self.states.shape[1], device=device).unsqueeze(0))
-        tokens, anchors = self.newest.to(device), len(self.text.prompt) - 1 + self.starts.to(device)
-        parts = zip(tokens.split(BLOCKS), anchors.split(BLOCKS), strict=True)
-        self.blocks = torch.cat([self.draft(*(part.unsqueeze(0) for part in pair), context)[0] for pair in parts])
-        return self.blocks[:, 0]
-
-    def _deeper(self, depth: int) -> Tensor:
-        return self.blocks[:, depth - 1]
-
-    def _outputs(self, starts: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
-        before = self.newest[starts].to(final.device)
-        logits, hidden = self.draft.outputs(final, self.draft.lm_head(final), before)
-        return self.draft.lm_head.whole(logits), hidden
 
 
 def depth_that_pays(
@@ -281,7 +242,7 @@ def depth_that_pays(
     if reads_states(pair.draft):
         depths = []
         for temperature in draft_temperatures:
-            recorder = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature, sound=True)
+            recorder = recorder_of(pair, sampling, DEEPEST, draft_temperature=temperature, sound=True)
             trace = recorder.record(sequences[:TEXTS], range(len(sequences[:TEXTS])))
             if not trace.num_texts:  # the recording itself names the reason
                 depths.append(1)

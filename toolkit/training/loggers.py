@@ -16,6 +16,7 @@ from typing import Any
 from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from toolkit.drafts.kinds import kind_by_target
 from toolkit.files import journal
 from toolkit.files.atomic import write_text
 from toolkit.files.text import as_csv, lines_of
@@ -124,11 +125,10 @@ def open_wandb(
 
 
 def what_is_trained(config: Mapping[str, Any]) -> str:
-    """What sets a training apart from others of its experiment: acceptance_head, preread_head, eagle3, dflash, draft, ..."""
+    """What sets a training apart from others of its experiment: acceptance_head, preread_head, draft, a kind's name"""
     if head := config.get("head"):
         return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(head["_target_"]).rpartition(".")[2]).lower()
-    kind = config.get("kind")
-    return str(kind.get("kind", "eagle3")) if kind else "draft"
+    return kind_by_target(config["kind"]).name if config.get("kind") else "draft"
 
 
 def run_id_of(folder: Path, checkpoint: Mapping[str, Any] | None) -> str:

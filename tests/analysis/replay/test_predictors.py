@@ -15,8 +15,8 @@ from data_gen import responses, traces
 from toolkit import ModelPair, config, train
 from toolkit.acceptance import OnlineLogistic, StatisticsEstimator
 from toolkit.acceptance.calibration.by_depth import ByDepth, Calibration
+from toolkit.drafts.eagle3 import format as eagle3
 from toolkit.errors import InputError
-from toolkit.models import eagle3
 from toolkit.stopping import Bounded, OnlineRate, Rate
 from toolkit.testing import tiny_eagle3
 from toolkit.trace.replay import by_rounds, carried

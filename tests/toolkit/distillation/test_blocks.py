@@ -10,14 +10,14 @@ import torch
 
 from tests.toolkit.test_block_drafts import close, slow_logits
 from toolkit import ModelPair, config, distill
-from toolkit.distillation.blocks import Blocks, BlockTraining, states_by_position
 from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import ForwardKL
 from toolkit.distillation.module import OnPolicy
+from toolkit.distillation.states import TargetStates
 from toolkit.distillation.teachers import OnlineTeacher
-from toolkit.distillation.unrolled import TargetStates
+from toolkit.drafts.block import format as block_format
+from toolkit.drafts.block.training import Blocks, BlockTraining, states_by_position
 from toolkit.errors import InputError
-from toolkit.models import block_format
 from toolkit.sampling import Sampling
 from toolkit.testing import tiny_llama
 from toolkit.testing.blocks import tiny_block

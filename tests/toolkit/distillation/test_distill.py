@@ -24,14 +24,15 @@ from tests.toolkit.test_eagle3 import unrolled_logits
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
 from toolkit.distillation.data import MEASURED, DraftBatch, TextPart, split
-from toolkit.distillation.drafts import begin
 from toolkit.distillation.losses import AcceptanceLikelihood, ForwardKL
 from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_sequences
+from toolkit.distillation.states import TargetStates
 from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
-from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
+from toolkit.drafts.eagle3 import format as eagle3
+from toolkit.drafts.eagle3.training import Unrolled, UnrolledTraining
+from toolkit.drafts.separate.weights import begin
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
-from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights, fingerprint
 from toolkit.models.pair import load_draft, load_tokenizer
 from toolkit.models.reduced import kept_tokens, reduce_vocabulary

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from toolkit.distillation import drafts
-from toolkit.distillation.drafts import absence_costs, draft_of, layers_in, most_costly
+from toolkit.drafts.separate import costs as layer_costs
+from toolkit.drafts.separate.costs import absence_costs, draft_of, layers_in, most_costly
 from toolkit.engine.shrinking import build
 from toolkit.errors import InputError
 from toolkit.models import reduced
@@ -30,7 +30,7 @@ def test_the_cost_of_an_absence_is_the_divergence_without_the_layer(tmp_path, mo
             p, q = (produced_logits(model, TEXTS).log_softmax(-1) for model in (target, draft_of(target, others)))
         assert cost == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
     assert most_costly(target, TEXTS, 1, tmp_path) == [costs.index(max(costs))]
-    monkeypatch.setattr(drafts, "absence_costs", None)  # they are kept
+    monkeypatch.setattr(layer_costs, "absence_costs", None)  # they are kept
     assert most_costly(target, TEXTS, 3, tmp_path) == [0, 1, 2]
 
 

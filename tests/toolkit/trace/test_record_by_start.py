@@ -14,9 +14,9 @@ from tests.toolkit.test_eagle3 import unrolled_logits
 from toolkit import ModelPair, config, train
 from toolkit.acceptance import AcceptanceHead
 from toolkit.decoding import Sampling, decode
-from toolkit.distillation.unrolled import Unrolled
+from toolkit.drafts.eagle3 import format as eagle3
+from toolkit.drafts.eagle3.training import Unrolled
 from toolkit.errors import InputError
-from toolkit.models import eagle3
 from toolkit.models.pair import load_draft
 from toolkit.sampling import row_generator, warp
 from toolkit.stopping import Bounded, Fixed

@@ -89,5 +89,5 @@ def test_what_is_wanted_of_a_target_is_rehearsed(config, words, reason, tmp_path
         assert "\n" not in str(error.value)
         return
     folder = distill.run(cfg)
-    monkeypatch.setattr("toolkit.distillation.rehearsal.instantiate", None)  # it is remembered
+    monkeypatch.setattr("toolkit.drafts.separate.rehearsal.instantiate", None)  # it is remembered
     assert distill.run(cfg) == folder

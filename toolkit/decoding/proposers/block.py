@@ -28,7 +28,7 @@ class BlockProposer(ChainProposer):
     """One block of the first draft model per round. A round pays one draft forward pass, however much of it is sent."""
 
     keeps_history: ClassVar[bool] = False
-    reads_each_token: ClassVar[bool] = False
+    reads_blocks: ClassVar[bool] = True
 
     def _read(self, context: DraftContext, tokens: list[Tensor]) -> Reading:
         session = context.sessions[0]

@@ -19,12 +19,8 @@ from toolkit.types import DraftStep, History, Proposal, Verdict
 
 
 class ChainProposer(TextProposer):
-    """One token after another from the first draft model.
+    """One token after another from the first draft model."""
 
-    reads_each_token  True: every token costs a forward pass; False: a round costs one
-    """
-
-    reads_each_token: ClassVar[bool] = True
     shows_live_rows: ClassVar[bool] = True
     keeps_history: ClassVar[bool] = True
 
@@ -47,7 +43,7 @@ class ChainProposer(TextProposer):
         while len(tokens) < context.most and gate.passes(drafting, now=policy.couples_rows and not tokens):
             depth = len(tokens) + 1
             reading = self._read(context, tokens)
-            if depth == 1 or self.reads_each_token:
+            if depth == 1 or not self.reads_blocks:
                 num_calls += drafting
             logits = context.fit(reading.logits[:, -1])
             probs = warp(logits, context.sampling, seen)

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from toolkit.config import commands, instantiate, plain
-from toolkit.distillation.drafts import DRAFT, begin, check_compact, draft_of, export_all, output_rows
-from toolkit.distillation.layers import layers_in
+from toolkit.distillation.drafts import DRAFT, export
+from toolkit.drafts.separate.costs import draft_of
+from toolkit.drafts.separate.exports import check_compact, export_all, output_rows
+from toolkit.drafts.separate.layers import layers_in
+from toolkit.drafts.separate.weights import begin
 from toolkit.engine.facts import end_ids, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
@@ -63,6 +66,7 @@ def _rehearse(cfg: commands.Distill, folder: Path) -> None:
         check_compact(draft, target)
     expected[DRAFT] = _logits(draft)
     try:
+        export(folder / DRAFT, draft, tokenizer, "")
         export_all(folder, draft, rows, exports, tokenizer, "", str(cfg.pair.target))
     except InputError:
         raise

@@ -31,6 +31,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import GenerationConfig
 from transformers.models.qwen3 import modeling_qwen3
 
+from toolkit.drafts.block import DFLASH, DSPARK
+from toolkit.drafts.kinds import DraftKind
 from toolkit.models.reduced import ReducedOutput, WithReducedOutput
 
 Context = Sequence[tuple[Tensor, Tensor]]  # keys and values [b, heads, S, head size] of every layer
@@ -118,6 +120,11 @@ class BlockDraft(WithReducedOutput, modeling_qwen3.Qwen3PreTrainedModel):
         self.confidence_head = ConfidenceHead(reads) if settings.enable_confidence_head else None
         self.generation_config = GenerationConfig()
         self.post_init()
+
+    @property
+    def draft_kind(self) -> DraftKind:
+        """DFlash or DSpark."""
+        return DSPARK if self.settings.kind == DSPARK.name else DFLASH
 
     def context(self, target_states: Tensor, positions: Tensor) -> Context:
         """Keys and values of a text from the target's states [b, S, W] at positions [b, S]."""

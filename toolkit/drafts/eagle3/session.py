@@ -18,30 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.drafts.target_states import session_with_states
 from toolkit.engine.base import Session
 from toolkit.engine.capture import Captures
 from toolkit.engine.device import tensor_on
 from toolkit.engine.hf import HFSession
 from toolkit.engine.tree import Placement
 from toolkit.errors import InputError
-
-NEEDS_TARGET = (
-    "an EAGLE-3, DFlash or DSpark draft reads its target's states and cannot be read alone: it decodes beside its target, "
-    "toolkit.distill trains it and data_gen.traces records it; token-mixed datasets and the oracle need a draft of its own"
-)
-
-
-def session_with_states(draft: Any, target: Session | None) -> HFSession:
-    """The target's session. Raises InputError unless its cache keeps the states that a draft reads."""
-    if target is None:
-        raise InputError(NEEDS_TARGET)
-    if not isinstance(target, HFSession) or target.kept_layers != tuple(draft.target_layers):
-        raise InputError(
-            f"the draft reads layers {list(draft.target_layers)} of a transformers target, whose cache keeps "
-            f"{list(getattr(target, 'kept_layers', ()))}: expected one EAGLE-3, DFlash or DSpark draft, or several of the "
-            "same layers"
-        )
-    return target
 
 
 class StateReader(HFSession):

@@ -20,7 +20,6 @@ Shapes: V vocabulary, V' output rows, D hidden size, W = n D width of the target
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,23 +29,17 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from toolkit.drafts import speculators
+from toolkit.drafts.block.model import BlockDraft, BlockSettings
+from toolkit.drafts.folders import CONFIG, read_config, read_weights
 from toolkit.errors import InputError
-from toolkit.models.block_draft import BlockDraft, BlockSettings
-from toolkit.models.draft_formats import CONFIG, kind_of, read_config, read_weights
-from toolkit.models.eagle3 import ROPES, check_name, tokens_of_rows
 
-WEIGHTS, LAYER_IDS = "model.safetensors", "aux_hidden_state_layer_ids"
-KINDS = {"DFlash": "dflash", "DSpark": "dspark"}  # as `kind_of` calls them, and their models
+LAYER_IDS = "aux_hidden_state_layer_ids"
 CLASSES = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 FLAGS = ("sample_from_anchor", "sliding_window_non_causal", "enable_confidence_head", "confidence_head_with_markov")
 OF_LAYERS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "hidden_act", "rope_parameters",
              "attention_bias", "layer_types", "sliding_window", "bos_token_id", "eos_token_id", "pad_token_id")  # fmt: skip
-
-
-def is_block(source: str | Path) -> bool:
-    """Whether a folder holds a DFlash or DSpark draft."""
-    return kind_of(Path(source)) in KINDS
 
 
 def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu") -> BlockDraft:
@@ -69,59 +62,28 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     if target is not None:
         _check_target(folder, config, settings, layers, target)
     state = _with_targets(folder, state, target)
-    tokens = tokens_of_rows(folder, state, layers.vocab_size)
-    if config.get("draft_vocab_size") not in (None, len(tokens)):
-        rows = config["draft_vocab_size"]
-        raise InputError(f"{folder}: draft_vocab_size={rows}, but lm_head.weight has {len(tokens)} rows")
-    model: Any = BlockDraft(layers, settings, tokens)
-    model.to(
-        state["lm_head.weight"].dtype if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    )
-    _fill(folder, model, state, tokens)
-    loaded: BlockDraft = model.to(device).requires_grad_(False).eval()
+    speculators.check_numbers(folder, state)
+    tokens = speculators.tokens_of_rows(folder, state, layers.vocab_size)
+    speculators.check_rows(folder, config, state)
+    model = BlockDraft(layers, settings, tokens)
+    reason = f"layers are Qwen-3's, markov_rank={settings.markov_rank}"
+    loaded: BlockDraft = speculators.filled(folder, model, state, tokens, dtype, device, reason)
     return loaded
 
 
 def save(folder: Path, model: BlockDraft, target: str, architectures: Sequence[str] = ()) -> None:
     """Write a draft in the format of `speculators`, with its target's name and the names of its classes."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")}
-    state = {name: tensor.contiguous() for name, tensor in own.items()}
-    tokens, settings = model.lm_head.kept.cpu(), model.settings
-    state["lm_head.weight"] = model.lm_head.weight.contiguous()
-    if not model.lm_head.is_whole:
-        has_row = torch.zeros(model.output_size, dtype=torch.bool).index_fill(0, tokens, True)
-        state |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": has_row}
-    save_file(state, folder / WEIGHTS, {"format": "pt"})
-    count = model.block_length
-    proposal = {"proposal_type": "greedy", "speculative_tokens": count, "verifier_accept_k": 1, "accept_tolerance": 0.0}
-    facts = asdict(settings)
+    settings = asdict(model.settings)
+    kind = settings.pop("kind")
     # vLLM 0.32.0 reads it for layers without a window, too: false would make their blocks causal
-    facts["sliding_window_non_causal"] = settings.sliding_window_non_causal or not _has_windows(model.config)
-    if settings.kind == "dflash":
+    settings["sliding_window_non_causal"] |= not _has_windows(model.config)
+    if kind == "dflash":
         for name in ("markov_rank", *FLAGS[2:]):
-            facts.pop(name)
+            settings.pop(name)
     else:
-        facts["markov_head_type"] = "vanilla"
-    config = {
-        "architectures": [CLASSES[facts.pop("kind")]],
-        "speculators_model_type": settings.kind,
-        "transformer_layer_config": model.config.to_diff_dict(),
-        "draft_vocab_size": len(tokens),
-        LAYER_IDS: list(facts.pop("target_layers")),
-        **facts,
-        "tie_word_embeddings": False,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "speculators_config": {
-            "algorithm": settings.kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": target, "architectures": list(architectures)},
-        },
-    }
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        settings["markov_head_type"] = "vanilla"
+    settings = {LAYER_IDS: list(settings.pop("target_layers")), **settings}
+    speculators.save(folder, model, target, architectures, CLASSES[kind], settings, model.block_length)
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> BlockSettings:
@@ -191,22 +153,12 @@ def _check_sizes(folder: Path, config: Mapping[str, Any], settings: BlockSetting
     if not 0 <= settings.mask_token_id < layers.vocab_size:
         size = layers.vocab_size
         raise InputError(f"{folder}: mask_token_id: expected a token below {size}, got {settings.mask_token_id}")
-    layer_config = config.get("transformer_layer_config") or {}
-    rope = layer_config.get("rope_parameters") or layer_config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ROPES:
-        raise InputError(f"{folder}: expected a rope that is the same for all texts ({', '.join(ROPES)}), got {kind}")
+    speculators.check_rope(folder, config)
 
 
 def _check_target(folder: Path, config: Mapping[str, Any], settings: BlockSettings, layers: Any, target: Any) -> None:
     """Raises InputError unless the draft was made for a target of this shape; warns if its target has another name."""
-    if not hasattr(target, "config") or not hasattr(target, "get_decoder"):
-        kind = type(target).__name__
-        raise InputError(f"{folder}: a block draft reads the states of a transformers model, got {kind}")
-    base: Any = target.config.get_text_config()
-    if layers.vocab_size != base.vocab_size:
-        count = layers.vocab_size
-        raise InputError(f"{folder}: the draft was made for {count} tokens, the target has {base.vocab_size}")
+    base = speculators.text_config(folder, target, settings.kind)
     ids, count = settings.target_layers, base.num_hidden_layers
     if not all(0 <= layer < count for layer in ids) or len(set(ids)) < len(ids):
         raise InputError(
@@ -216,7 +168,7 @@ def _check_target(folder: Path, config: Mapping[str, Any], settings: BlockSettin
         raise InputError(
             f"{folder}: the draft reads states of {layers.hidden_size} numbers, the target's have {base.hidden_size}"
         )
-    check_name(folder, config, target)
+    speculators.check_target(folder, config, layers, target)
 
 
 def _with_targets(folder: Path, state: Mapping[str, Tensor], target: Any) -> dict[str, Tensor]:
@@ -232,24 +184,4 @@ def _with_targets(folder: Path, state: Mapping[str, Tensor], target: Any) -> dic
         if name == "lm_head.weight" and "d2t" in whole:
             rows = rows[(whole["d2t"].long() + torch.arange(len(whole["d2t"]))).clamp(0, len(rows) - 1)]
         whole[name] = rows
-    for name, tensor in whole.items():
-        if name not in ("d2t", "t2d") and (not tensor.is_floating_point() or tensor.dtype.itemsize == 1):
-            raise InputError(f"{folder}: weight {name}: expected floating point, got {tensor.dtype}: it is quantised")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise InputError(f"{folder}: weight {name} holds values that are not numbers: it was not saved whole")
     return whole
-
-
-def _fill(folder: Path, model: BlockDraft, state: Mapping[str, Tensor], tokens: Tensor) -> None:
-    """Put the weights into a model. Raises InputError unless they are the model's, by name and shape."""
-    own = {name: tensor for name, tensor in state.items() if name not in ("d2t", "t2d", "lm_head.weight")}
-    own |= {"lm_head.rows.weight": state["lm_head.weight"], "lm_head.kept": tokens}
-    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    for name in sorted(expected.keys() ^ own.keys()):
-        verb = "lacks" if name in expected else "has an unknown"
-        why = f"markov_rank={model.settings.markov_rank}" if "markov" in name else "layers are Qwen-3's"
-        raise InputError(f"{folder}: a {model.settings.kind} draft {verb} weight {name} ({why})")
-    for name, shape in expected.items():
-        if own[name].shape != shape:
-            raise InputError(f"{folder}: weight {name}: expected shape {list(shape)}, got {list(own[name].shape)}")
-    model.load_state_dict(own)

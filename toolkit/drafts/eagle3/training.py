@@ -21,23 +21,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import AutoConfig
 
 from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
-from toolkit.distillation.data import DraftBatch, length_of
-from toolkit.distillation.module import DraftTraining
-from toolkit.distillation.teachers import key_of
-from toolkit.engine.facts import check_evaluation
-from toolkit.errors import InputError
-from toolkit.files.tensors import load_tensors, save_tensors
-from toolkit.models.eagle3 import FAMILIES, AllSteps, Eagle3
+from toolkit.distillation.data import DraftBatch
+from toolkit.distillation.states import StatesRecipe, StatesTraining, layers_read
+from toolkit.drafts.eagle3.model import FAMILIES, AllSteps, Eagle3
 from toolkit.models.teacher import Text, pad_right
 
 SAME = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -52,7 +46,7 @@ class Unrolled:
                    and last of a target that has fewer than seven
     depth          of the unrolling
     decay          weight of depth k: decay^(k - 1)
-    flags          of `toolkit.models.eagle3`
+    flags          of `toolkit.drafts.eagle3.model`
     """
 
     target_layers: Sequence[Annotated[int, AtLeast(0)]] | None = None
@@ -86,23 +80,8 @@ class Unrolled:
         draft.lm_head.weight.data.copy_(target.get_output_embeddings().weight[tokens.to(target.device)])
         if base.model_type in FAMILIES:
             _copy_last_layer(draft, target.get_decoder())
-        begun: Eagle3 = self.trainable(draft.to(target.device).eval())
+        begun: Eagle3 = draft.to(target.device).eval()
         return begun
-
-    @staticmethod
-    def trainable(draft: Any) -> Any:
-        """The draft with gradients for all but the target's embeddings."""
-        draft.requires_grad_(True).embed_tokens.requires_grad_(False)
-        return draft
-
-
-def layers_read(count: int, named: Sequence[int] | None) -> list[int]:
-    """The layers of a target of `count` layers whose inputs a draft reads. Raises InputError for those that it has not."""
-    usual = (2, count // 2, count - 3) if count > 6 else sorted({0, count // 2, count - 1})
-    layers = list(named or usual)
-    if layers != sorted(set(layers)) or not all(0 <= layer < count for layer in layers):
-        raise InputError(f"kind.target_layers: expected ascending layers from 0 to {count - 1}, got {layers}")
-    return layers
 
 
 @torch.no_grad()
@@ -117,53 +96,6 @@ def _copy_last_layer(draft: Eagle3, decoder: Any) -> None:
         if name not in ("input_layernorm.weight", "hidden_norm.weight"):
             reads_both = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))  # embeddings and states
             (ours[:, width:] if reads_both else ours).copy_(last.get_parameter(name))
-
-
-class TargetStates:
-    """The states of the target that a draft reads, along texts.
-
-    folder  where they are kept, a file per text; None: the target reads every batch
-    """
-
-    def __init__(self, target: Any, layers: Sequence[int], folder: Path | None = None):
-        self.target, self.layers, self.folder = target, tuple(layers), folder
-        self.width = len(self.layers) * target.config.get_text_config().hidden_size
-
-    def prepare(self, sequences: Sequence[Text]) -> None:
-        """Compute what the folder lacks, and say its size first."""
-        if self.folder is None:
-            return
-        missing = sorted((text for text in sequences if not self._file(text).exists()), key=length_of)
-        if not missing:
-            return
-        total = sum(len(prompt) + len(produced) - 1 for prompt, produced in missing)
-        size = total * self.width * self.target.dtype.itemsize / 1e6
-        print(f"states: the target reads {total:,} tokens once, {size:,.0f} MB go to {self.folder}", flush=True)
-        with tqdm(total=total, desc="states", unit="token") as bar:
-            for text in missing:
-                states = self._computed([text])[0].cpu()
-                save_tensors(self._file(text), {"states": states})
-                bar.update(len(states))
-
-    def of(self, sequences: Sequence[Text]) -> Tensor:
-        """States [B, m, W] that have read each token but the last, on the target's device, padded on the right."""
-        if self.folder is None:
-            return self._computed(sequences)
-        parts = [load_tensors(self._file(text), "target states")[0]["states"] for text in sequences]
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(self.target.device)
-
-    @torch.no_grad()
-    def _computed(self, sequences: Sequence[Text]) -> Tensor:
-        check_evaluation(self.target)
-        tokens = pad_right([[*prompt, *produced][:-1] for prompt, produced in sequences], self.target.device)
-        output = self.target.get_output_embeddings()
-        with output.register_forward_pre_hook(lambda module, args: (args[0][:, -1:],)):
-            states = self.target(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
-        return torch.cat([states[layer] for layer in self.layers], -1)
-
-    def _file(self, text: Text) -> Path:
-        assert self.folder is not None
-        return self.folder / "-".join(map(str, self.layers)) / f"{key_of(text)}.safetensors"
 
 
 def unrolled_states(draft: Eagle3, target_states: Tensor, tokens: Tensor, depth: int) -> list[Tensor]:
@@ -206,27 +138,21 @@ def states_by_depth(
     return results
 
 
-class UnrolledTraining(DraftTraining):
+class UnrolledTraining(StatesTraining):
     """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1.
 
     It learns from rounds that begin inside a prompt, too. Validation leaves them out, as decoding has none.
     """
 
-    def __init__(self, *args: Any, states: TargetStates, kind: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.states, self.kind = states, kind
-
-    @property
-    def tokens(self) -> Tensor | None:
-        return None if self.draft.lm_head.is_whole else self.draft.lm_head.kept
-
     def weight_of(self, depth: int) -> float:
-        return self.kind.decay**depth
+        return self.kind.decay**depth  # type: ignore[no-any-return]
 
     def final_states(self, batch: DraftBatch) -> list[tuple[Tensor, Tensor]]:
         states = self.states.of(batch.sequences)
         return states_by_depth(self.draft, states, batch.sequences, batch.positions, self.kind.depth)
 
-    def logits(self, states: Tensor) -> Tensor:
-        logits: Tensor = self.draft.lm_head.rows(states)
-        return logits.float()
+
+class Eagle3Recipe(StatesRecipe):
+    """How EAGLE-3 drafts are trained."""
+
+    training = UnrolledTraining

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -31,10 +31,11 @@ from toolkit.config.notes import Above, AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.distillation.data import DraftBatch
 from toolkit.distillation.losses import TotalVariation
+from toolkit.distillation.states import StatesRecipe, StatesTraining, layers_read
 from toolkit.distillation.teachers import Prediction
-from toolkit.distillation.unrolled import UnrolledTraining, layers_read
+from toolkit.drafts.block import DFLASH, DSPARK
+from toolkit.drafts.block.model import BlockDraft, BlockSettings
 from toolkit.errors import InputError
-from toolkit.models.block_draft import BlockDraft, BlockSettings
 from toolkit.models.teacher import pad_right
 from toolkit.sampling import seed_of
 
@@ -44,28 +45,22 @@ SAME = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
 
 @dataclass(frozen=True)
 class Blocks:
-    """What makes a block draft, and how it is trained (conf/kind/dflash.yaml, dspark.yaml).
+    """What makes a DFlash draft, and how it is trained (conf/kind/dflash.yaml).
 
-    kind           "dflash" or "dspark"
     target_layers  whose inputs it reads, from 0; None: as of EAGLE-3 drafts
     block_size     positions of a block, the anchor's included: DFlash drafts one token less
     num_layers     of the draft
     mask_token_id  token at the positions after the anchor; None: the one that pads, else the last
-    markov_rank    of DSpark's term of the token before
     anchors        blocks of a text that a training step reads
     gamma          position k of a block weighs exp(-(k - 1) / gamma)
-    confidence     weight of the confidence head's loss
     """
 
-    kind: Literal["dflash", "dspark"] = "dflash"
     target_layers: Sequence[Annotated[int, AtLeast(0)]] | None = None
     block_size: Annotated[int, AtLeast(2)] = 8
     num_layers: Annotated[int, AtLeast(1)] = 2
     mask_token_id: Annotated[int, AtLeast(0)] | None = None
-    markov_rank: Annotated[int, AtLeast(1)] = 32
     anchors: Annotated[int, AtLeast(1)] = 32
     gamma: Annotated[float, Above(0)] = 4.0
-    confidence: Annotated[float, AtLeast(0)] = 1.0
 
     def __post_init__(self) -> None:
         check_ranges(self, "kind.")
@@ -81,49 +76,60 @@ class Blocks:
         mask = self.mask_token_id if self.mask_token_id is not None else base.vocab_size - 1 if pad is None else pad
         if mask >= base.vocab_size:
             raise InputError(f"kind.mask_token_id: expected a token below {base.vocab_size}, got {mask}")
-        spark = self.kind == "dspark"
-        settings = BlockSettings(
-            self.kind,
-            self.block_size,
-            mask,
-            tuple(layers_read(base.num_hidden_layers, self.target_layers)),
-            sample_from_anchor=spark,
-            markov_rank=self.markov_rank if spark else 0,
-            enable_confidence_head=spark,
-            confidence_head_with_markov=spark,
-        )
+        layers = tuple(layers_read(base.num_hidden_layers, self.target_layers))
         sizes = {name: getattr(base, name) for name in SAME if getattr(base, name, None) is not None}
         sizes.setdefault("head_dim", base.hidden_size // base.num_attention_heads)
         config = AutoConfig.for_model("qwen3", **sizes, num_hidden_layers=self.num_layers, tie_word_embeddings=False)
         tokens = torch.arange(base.vocab_size) if kept is None else torch.tensor(list(kept))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            draft: Any = BlockDraft(config, settings, tokens).to(target.dtype)
+            draft: Any = BlockDraft(config, self._settings(mask, layers), tokens).to(target.dtype)
         draft.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight)
         draft.lm_head.rows.weight.data.copy_(target.get_output_embeddings().weight[tokens.to(target.device)])
         norm = getattr(target.get_decoder(), "norm", None)
         if norm is not None and norm.weight.shape == draft.norm.weight.shape:
             draft.norm.weight.data.copy_(norm.weight)
-        if spark:  # a term of nothing, which learns
+        if draft.markov_head is not None:  # a term of nothing, which learns
             draft.markov_head.markov_w2.weight.data.zero_()
-        begun: BlockDraft = self.trainable(draft.to(target.device).eval())
+        begun: BlockDraft = draft.to(target.device).eval()
         return begun
 
-    @staticmethod
-    def trainable(draft: Any) -> Any:
-        """The draft with gradients for all but what is the target's."""
-        draft.requires_grad_(True).embed_tokens.requires_grad_(False)
-        draft.lm_head.requires_grad_(False)
-        return draft
+    def _settings(self, mask: int, layers: tuple[int, ...]) -> BlockSettings:
+        return BlockSettings(DFLASH.name, self.block_size, mask, layers)
 
 
-class BlockTraining(UnrolledTraining):
+@dataclass(frozen=True)
+class MarkovBlocks(Blocks):
+    """What makes a DSpark draft, and how it is trained (conf/kind/dspark.yaml): every position predicts.
+
+    markov_rank    of the term of the token before
+    confidence     weight of the confidence head's loss
+    """
+
+    block_size: Annotated[int, AtLeast(2)] = 7
+    markov_rank: Annotated[int, AtLeast(1)] = 32
+    confidence: Annotated[float, AtLeast(0)] = 1.0
+
+    def _settings(self, mask: int, layers: tuple[int, ...]) -> BlockSettings:
+        return BlockSettings(
+            DSPARK.name,
+            self.block_size,
+            mask,
+            layers,
+            sample_from_anchor=True,
+            markov_rank=self.markov_rank,
+            enable_confidence_head=True,
+            confidence_head_with_markov=True,
+        )
+
+
+class BlockTraining(StatesTraining):
     """A block draft in training. Depths are the positions of blocks: val/alpha is of the first, val/alpha_2, ... of the others.
 
     Final states of DSpark drafts are [state, Markov embedding of the token before], D + r.
     """
 
-    kind: Blocks
+    kind: Any  # Blocks, or MarkovBlocks where the draft has a confidence head
 
     def weight_of(self, depth: int) -> float:
         return math.exp(-depth / self.kind.gamma)
@@ -202,3 +208,9 @@ def states_by_position(
             states = torch.cat([states, draft.markov_head.markov_w1(tokens[rows, before])], -1)
         results.append((states, index))
     return results
+
+
+class BlockRecipe(StatesRecipe):
+    """How block drafts are trained."""
+
+    training = BlockTraining

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.drafts.target_states import session_with_states
 from toolkit.engine.base import BlockSession, Reading, Session
+from toolkit.engine.capture import Captures
 from toolkit.engine.device import tensor_on
 from toolkit.engine.hf import HFSession, _Block
-from toolkit.engine.state_reader import session_with_states
 from toolkit.engine.tree import Placement
 
 
@@ -26,8 +27,8 @@ class BlockReader(HFSession, BlockSession):
 
     reads_states = True
 
-    def __init__(self, model: Any, num_rows: int, capacity: int, target: Session | None):
-        super().__init__(model, num_rows, capacity)
+    def __init__(self, model: Any, num_rows: int, capacity: int, captures: Captures | None, target: Session | None):
+        super().__init__(model, num_rows, capacity)  # its shapes hardly recur: nothing is captured
         self.target = session_with_states(model, target)
         self._newest: Tensor | None = None  # [B], and of the blocks after them: states [B, K, D], logits [B, K, V']
         self._states: Tensor | None = None

@@ -1,0 +1,79 @@
+"""How a separate draft is begun and trained: the pair's own weights, fresh ones, or some of the target's layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from toolkit.config import plain
+from toolkit.distillation.data import TextData
+from toolkit.distillation.recipe import Recipe, frequent_tokens
+from toolkit.drafts.separate.costs import draft_of, most_costly
+from toolkit.drafts.separate.exports import check_compact, export_all, output_rows
+from toolkit.drafts.separate.rehearsal import rehearse
+from toolkit.drafts.separate.weights import begin
+from toolkit.engine.facts import end_ids, vocab_size
+from toolkit.errors import InputError
+from toolkit.models import gguf
+from toolkit.models.pair import ModelPair
+from toolkit.models.reduced import reduce_vocabulary
+
+LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
+
+
+class SeparateRecipe(Recipe):
+    """How a causal language model of its own is trained as a draft, and written for other programs."""
+
+    def __init__(self, cfg: Any, *arguments: Any):
+        super().__init__(cfg, *arguments)
+        if cfg.layers is None:
+            self.draft = begin(
+                str(cfg.pair.draft),
+                plain(cfg.shape) or {},
+                cfg.from_pretrained,
+                self.tokenizer,
+                cfg.seed,
+                cfg.pair.device,
+                cfg.pair.dtype,
+            )
+
+    @staticmethod
+    def rehearse(cfg: Any) -> Path | None:
+        if cfg.layers is None and cfg.pair.draft is None and cfg.from_pretrained is None:
+            raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
+        changed = cfg.layers is not None or cfg.vocabulary is not None or cfg.exports
+        if not (cfg.rehearse or (changed and not cfg.export)):
+            return None
+        return rehearse(cfg)
+
+    def begin(self, texts: TextData) -> Any:
+        cfg, target = self.cfg, None if self.target is None else self.target.target
+        draft = self.draft if self.draft is not None else from_target(cfg, self.target, texts)
+        self.rows = output_rows(draft, target, bool({*cfg.exports} - {"compact"}))
+        if cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
+            ends = end_ids(draft, self.tokenizer)
+            reduce_vocabulary(draft, frequent_tokens(cfg.vocabulary, texts, size, ends, "keep"), ends)
+        if "compact" in cfg.exports:
+            check_compact(draft, target)
+        if "gguf" in cfg.exports:
+            gguf.check_writable(draft, self.tokenizer, gguf.tokenizer_file(cfg.pair.target))  # before it is trained
+        return draft
+
+    def export(self, folder: Path, draft: Any, card: str) -> None:
+        super().export(folder, draft, card)
+        export_all(folder, draft, self.rows, self.cfg.exports, self.tokenizer, card, str(self.cfg.pair.target))
+
+
+def from_target(cfg: Any, target: ModelPair | None, data: TextData) -> Any:
+    """A draft of the target's layers, those of the config, or as many as it says. Raises InputError without the target."""
+    if target is None:
+        raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=generate")
+    if isinstance(cfg.layers, int):
+        first = data.states["train"].whole.sequences[: 4 * LAYER_TEXTS]
+        sequences = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
+        sequences = [(prompt, produced[:LAYER_TOKENS]) for prompt, produced in sequences]
+        layers = most_costly(target.target, sequences, cfg.layers, Path(cfg.paths.root_dir) / "layers")
+        print(f"distill: a draft of the target's layers {layers}", flush=True)
+    else:
+        layers = list(cfg.layers or ())
+    return draft_of(target.target, layers).requires_grad_(True)
