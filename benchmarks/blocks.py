@@ -41,7 +41,7 @@ from toolkit.stopping import BlockDraftRate, Bounded, Fixed, Largest, StoppingPo
 from toolkit.stopping.prices import Prices, PriceTable
 from toolkit.trace import Trace
 from toolkit.trace.bounds import true_probability
-from toolkit.trace.record_by_start import StartRecorder
+from toolkit.trace.record_by_start import recorder_of
 from toolkit.trace.replay import Replayed, replay
 from toolkit.trace.score import named_scorers, with_logits
 from toolkit.trace.steps import Geometry, RecordedStep, step_at
@@ -77,7 +77,7 @@ def recorded(pair: ModelPair, part: Literal["dev", "test"], limit: int) -> Trace
     sampling = Sampling(max_new_tokens=96, seed=1)
     plain = decode(pair, prompts, config.method("autoregressive"), sampling, batch_size=16)
     sequences = [(generation.prompt_ids, generation.token_ids) for generation in plain]
-    recorder = StartRecorder(pair, sampling, 20, hidden=True, upper_bound=True)
+    recorder = recorder_of(pair, sampling, 20, hidden=True, upper_bound=True)
     return recorder.record_all(sequences, range(len(sequences)), batch_size=8)
 
 

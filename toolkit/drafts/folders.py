@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.drafts.kinds import SEPARATE, DraftKind, all_kinds
+from toolkit.drafts.kinds import SEPARATE, DraftKind, all_kinds, reading_kinds
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
 
@@ -42,11 +42,10 @@ def kind_in(source: str | Path | None) -> DraftKind:
     kind = _claimed(folder) if source is not None and (folder / CONFIG).is_file() else SEPARATE
     if isinstance(kind, DraftKind):
         return kind
-    readable = all_kinds()
+    names = ", ".join(readable.name for readable in all_kinds())
     raise InputError(
         f"{folder} holds a draft of the kind {kind}, which is not supported: expected a causal language model with the "
-        f"target's tokenizer, or a draft of the kind {', '.join(known.label for known in readable)}; toolkit.distill "
-        f"kind={' or '.join(known.name for known in readable)} trains one"
+        f"target's tokenizer, or {reading_kinds()}; toolkit.distill trains one (kind={names})"
     )
 
 

@@ -25,7 +25,7 @@ class DraftKind:
     """A kind of draft. Parts are texts "module:object".
 
     name      of conf/kind/NAME.yaml, in commands and on cards
-    label     as messages call a draft of it: EAGLE-3
+    label     as messages call it: EAGLE-3
     names     pattern of the names that claim a folder: `speculators_model_type`, class names and model type of its config.json
     keys      keys of a config.json that claim it
     weights   names of weights that claim it, all of them together
@@ -62,6 +62,11 @@ class DraftKind:
     def part(self, name: str) -> Any:
         """Return the object that a part's text names. Raises InputError if there is none."""
         return named_object(getattr(self, name) or "")
+
+    @property
+    def phrase(self) -> str:
+        """A draft of it, as messages say it: an EAGLE-3 draft."""
+        return f"{'an' if self.label[0] in 'AEIOUaeiou' else 'a'} {self.label} draft"
 
     @property
     def settings_class(self) -> Any:
@@ -130,12 +135,18 @@ def block_length(model: Any) -> int | None:
     return int(model.block_length) if gives_blocks(model) else None
 
 
+def reading_kinds() -> str:
+    """The kinds of drafts that read the target's states, as messages say them: an EAGLE-3, DFlash or DSpark draft."""
+    first, *others = [kind for kind in all_kinds() if kind.reads_target]
+    labels = [first.phrase.removesuffix(" draft"), *(kind.label for kind in others)]
+    return f"{', '.join(labels[:-1])} or {labels[-1]} draft"
+
+
 def needs_target(draft: Any) -> str:
     """The line for a draft that is read alone and cannot be."""
     return (
-        f"a draft of the kind {kind_of(draft).label} reads its target's states and cannot be read alone: it decodes beside its "
-        "target, toolkit.distill trains it and data_gen.traces records it; token-mixed datasets and the oracle need a draft of "
-        "its own"
+        f"{kind_of(draft).phrase} reads its target's states and cannot be read alone: it decodes beside its target, "
+        "toolkit.distill trains it and data_gen.traces records it; token-mixed datasets and the oracle need a draft of its own"
     )
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from toolkit.drafts.folders import CONFIG
-from toolkit.drafts.kinds import kind_of
+from toolkit.drafts.kinds import DraftKind, kind_of
 from toolkit.errors import InputError, warn
 
 WEIGHTS = "model.safetensors"
@@ -99,7 +99,7 @@ def filled(
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() ^ own.keys()):
         verb = "lacks" if name in expected else "has an unknown"
-        raise InputError(f"{folder}: a draft of the kind {kind_of(model).label} {verb} weight {name} ({reason})")
+        raise InputError(f"{folder}: {kind_of(model).phrase} {verb} weight {name} ({reason})")
     for name, shape in expected.items():
         if own[name].shape != shape:
             raise InputError(f"{folder}: weight {name}: expected shape {list(shape)}, got {list(own[name].shape)}")
@@ -132,12 +132,11 @@ def check_rope(folder: Path, config: Mapping[str, Any]) -> None:
         raise InputError(f"{folder}: expected a rope that is the same for all texts ({', '.join(ROPES)}), got {kind}")
 
 
-def text_config(folder: Path, target: Any, label: str) -> Any:
+def text_config(folder: Path, target: Any, kind: DraftKind) -> Any:
     """The config of the target's layers. Raises InputError unless it is a transformers model."""
     if not hasattr(target, "config") or not hasattr(target, "get_decoder"):
-        raise InputError(
-            f"{folder}: a draft of the kind {label} reads the states of a transformers model, got {type(target).__name__}"
-        )
+        name = type(target).__name__
+        raise InputError(f"{folder}: {kind.phrase} reads the states of a transformers model, got {name}")
     return target.config.get_text_config()
 
 

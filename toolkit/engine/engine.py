@@ -178,7 +178,7 @@ class Engine:
         roles = ["target", *["draft"] * (len(self.models) - 1)]
         for model, role in zip(self.models, roles, strict=True):
             check_mode(model, role)
-            if not self._checked and not hasattr(model, "open_session") and not reads_states(model):
+            if not self._checked and not hasattr(model, "open_session") and kind_of(model).session is None:
                 if self.options.self_check in ("off", False):
                     name = type(model).__name__
                     warnings.warn(f"self_check=off: {name} is decoded on trust", RuntimeWarning, stacklevel=5)

@@ -17,7 +17,7 @@ from torch import Tensor
 from toolkit.config.others import DEVICE
 from toolkit.config.values import check_ranges, checked, shown
 from toolkit.drafts.folders import kind_in
-from toolkit.drafts.kinds import all_kinds
+from toolkit.drafts.kinds import reading_kinds
 from toolkit.engine.device import check_device, tensor_on
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
@@ -147,9 +147,7 @@ class ModelPair:
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
         if (kind := kind_in(target)).reads_target:
-            raise InputError(
-                f"{target} is a draft ({kind.label}), no target: give pair.target=TARGET pair.draft={target}"
-            )
+            raise InputError(f"{target} is {kind.phrase}, no target: give pair.target=TARGET pair.draft={target}")
         tokenizer = load_tokenizer(target, revision, trust_remote_code)
         with_tokenizer = [source for source in sources if not lacks_tokenizer(source)]
         unshared = unshared_by(tokenizer, with_tokenizer, draft_revision, trust_remote_code)
@@ -355,13 +353,8 @@ def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote
     except Exception as error:  # whatever their files make them raise
         reason = first_line(error)
         if isinstance(path, Path) and not any(any(path.glob(files)) for files in TOKENIZER_FILES):
-            reason = f"the folder has none; expected a whole checkpoint, or a draft that needs none ({_readers()})"
+            reason = f"the folder has none; expected a whole checkpoint, or {reading_kinds()}, which needs none"
         raise InputError(f"could not load a tokenizer from {path}: {reason}") from error
-
-
-def _readers() -> str:
-    """The kinds of drafts that need no tokenizer, as messages name them."""
-    return ", ".join(kind.label for kind in all_kinds() if kind.reads_target)
 
 
 def unshared_by(
@@ -377,7 +370,7 @@ def unshared_by(
                 raise
             reason, folder = str(error).rstrip("."), f"hf download {source} --local-dir FOLDER, then pair.draft=FOLDER"
             raise InputError(
-                f"{reason}; a draft without a tokenizer ({_readers()}) is read from a folder: {folder}"
+                f"{reason}; {reading_kinds()}, which has no tokenizer, is read from a folder: {folder}"
             ) from error
         tokens |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
     return tuple(sorted(tokens))

@@ -23,6 +23,7 @@ from analysis.tables.files import read_table
 from tests.toolkit.test_eagle3 import unrolled_logits
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
+from toolkit.distillation import recipe
 from toolkit.distillation.data import MEASURED, DraftBatch, TextPart, split
 from toolkit.distillation.losses import AcceptanceLikelihood, ForwardKL
 from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_sequences
@@ -102,7 +103,7 @@ def test_the_draft_of_the_largest_loss_is_not_the_best_one(run):
 
 def cut_often(run, monkeypatch, *words):
     """The folder of a run that breaks off twice in training, and then in its exports."""
-    step, export_all, made = DraftTraining.training_step, distill.export_all, []
+    step, export, made = DraftTraining.training_step, recipe.export, []
 
     def cut_step(self, batch, batch_idx):
         made.append(batch_idx)
@@ -111,11 +112,11 @@ def cut_often(run, monkeypatch, *words):
         return step(self, batch, batch_idx)
 
     def cut_export(*args):
-        export_all(*args)
+        export(*args)
         raise RuntimeError("power cut")
 
     in_training = (DraftTraining, "training_step", cut_step)
-    for replaced in (in_training, in_training, (distill, "export_all", cut_export)):
+    for replaced in (in_training, in_training, (recipe, "export", cut_export)):
         made.clear()
         with monkeypatch.context() as patched:
             patched.setattr(*replaced)

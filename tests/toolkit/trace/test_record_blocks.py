@@ -16,7 +16,7 @@ from toolkit.testing import ragged_prompts, tiny_llama
 from toolkit.testing.blocks import tiny_block
 from toolkit.trace import Trace, join
 from toolkit.trace.bounds import at_price, best_fixed, true_probability
-from toolkit.trace.record_by_start import StartRecorder, depth_that_pays
+from toolkit.trace.record_by_start import depth_that_pays, recorder_of
 from toolkit.trace.replay import by_starts, replay
 from toolkit.trace.steps import Geometry, step_at
 from toolkit.trace.store import Store
@@ -64,7 +64,7 @@ def test_every_step_of_a_recording(kind, settings, penalty):
     pair = pair_of(kind, **settings)
     sampling = Sampling(2.0, max_new_tokens=LENGTH, seed=4, top_k=60, repetition_penalty=penalty)
     sequences = [*texts_of(pair, 2, sampling), *texts_of(pair, 1, replace(sampling, seed=9), [[11]])]
-    recorder = StartRecorder(pair, sampling, 20, upper_bound=True, hidden=True)
+    recorder = recorder_of(pair, sampling, 20, upper_bound=True, hidden=True)
     trace = recorder.record_all(sequences, range(3))
     assert trace.max_drafted == pair.draft.block_length
     assert trace.hidden.shape == (trace.num_steps, pair.draft.state_width)
@@ -93,7 +93,7 @@ def test_replay_counts_what_greedy_decoding_counts(kind, method):
     pair.draft.lm_head.rows.weight.data.copy_(pair.target.lm_head.weight)
     method = config.method(method)
     live = decode(pair, [[7], *ragged_prompts(12)], method, sampling)
-    trace = StartRecorder(pair, sampling, 20).record([(g.prompt_ids, g.token_ids) for g in live], range(len(live)))
+    trace = recorder_of(pair, sampling, 20).record([(g.prompt_ids, g.token_ids) for g in live], range(len(live)))
     replayed = replay(trace, method.bind(pair).policy)
     assert int(trace.run.sum()) > 0
     for name, values in replayed.counts.items():
@@ -104,7 +104,7 @@ def test_replay_counts_are_distributed_as_those_of_sampling():
     pair, sampling = pair_of("dspark", end_ids=()), Sampling(max_new_tokens=12, seed=1)
     prompts = [ragged_prompts(3)[number % 3] for number in range(200)]
     live = decode(pair, prompts, config.method("speculative", ["policy.num_drafted=3"]), sampling, batch_size=50)
-    trace = StartRecorder(pair, sampling, 3).record([(g.prompt_ids, g.token_ids) for g in live], range(200))
+    trace = recorder_of(pair, sampling, 3).record([(g.prompt_ids, g.token_ids) for g in live], range(200))
     replayed = by_starts(trace, Bounded(Fixed(3), 3, 3))
     drafted = torch.tensor([generation.counts.num_drafted for generation in live]).double()
     difference = drafted - torch.from_numpy(replayed.counts["num_drafted"]).double()
@@ -114,7 +114,7 @@ def test_replay_counts_are_distributed_as_those_of_sampling():
 
 def test_files_and_joins_know_that_a_round_costs_one_forward_pass(tmp_path):
     pair, sampling = pair_of("dspark"), Sampling(max_new_tokens=LENGTH, seed=4)
-    recorder, sequences = StartRecorder(pair, sampling, 20, upper_bound=True), texts_of(pair, 3, sampling)
+    recorder, sequences = recorder_of(pair, sampling, 20, upper_bound=True), texts_of(pair, 3, sampling)
     trace = join([recorder.record(sequences[:1], [0]), recorder.record(sequences[1:], [1, 2])])
     for other in (trace, Trace.load(trace.save(tmp_path / "trace.safetensors"))):
         assert other.blocks and other.max_drafted == 4
@@ -126,7 +126,7 @@ def test_files_and_joins_know_that_a_round_costs_one_forward_pass(tmp_path):
 def test_the_upper_bound_pays_for_a_block_once_and_for_columns_by_position():
     """At any price about the best fixed length or more; where a block is too expensive, autoregressive decoding."""
     pair, sampling = pair_of("dspark"), Sampling(max_new_tokens=LENGTH, seed=4)
-    trace = StartRecorder(pair, sampling, 20, upper_bound=True).record(texts_of(pair, 3, sampling), [0, 1, 2])
+    trace = recorder_of(pair, sampling, 20, upper_bound=True).record(texts_of(pair, 3, sampling), [0, 1, 2])
     fixed = [by_starts(trace, Bounded(Fixed(k), min(k, 1), k)) for k in range(5)]
     for block, column in ((0.0, 0.0), (0.2, 0.0), (0.2, 0.05), (0.05, 0.2), (0.6, 0.1)):
 

@@ -23,7 +23,7 @@ from toolkit.stopping import Bounded, Fixed
 from toolkit.testing import ragged_prompts, tiny_eagle3, tiny_llama
 from toolkit.trace import Trace, join
 from toolkit.trace.bounds import oracle, true_probability
-from toolkit.trace.record_by_start import StartRecorder
+from toolkit.trace.record_by_start import recorder_of
 from toolkit.trace.replay import by_starts, replay
 from toolkit.trace.steps import Geometry, step_after, step_at
 from toolkit.trace.store import read_traces
@@ -101,7 +101,7 @@ def test_every_step_of_a_recording(upper_bound, penalty, window):
     pair.draft.config.sliding_window = window
     sampling = Sampling(2.0, max_new_tokens=LENGTH, seed=4, top_k=60, repetition_penalty=penalty)
     sequences = [*texts_of(pair, 3, sampling), *texts_of(pair, 1, replace(sampling, seed=9), [[11]])]
-    recorder = StartRecorder(pair, sampling, MOST, upper_bound=upper_bound, hidden=True)
+    recorder = recorder_of(pair, sampling, MOST, upper_bound=upper_bound, hidden=True)
     trace = recorder.record_all(sequences, range(4), batch_size=2)
     geometry, runs = Geometry.of(trace), []
     assert trace.hidden.shape == (trace.num_steps, pair.draft.config.hidden_size)
@@ -132,7 +132,7 @@ def test_replay_counts_what_greedy_decoding_counts(method):
     method = replace(config.method(method), max_drafted=MOST)
     live = decode(pair, [[7], *ragged_prompts(6)], method, sampling)  # a prompt of one token has no state before it
     sequences = [(generation.prompt_ids, generation.token_ids) for generation in live]
-    trace = StartRecorder(pair, sampling, MOST).record(sequences, range(len(sequences)))
+    trace = recorder_of(pair, sampling, MOST).record(sequences, range(len(sequences)))
     replayed = replay(trace, Bounded(method.policy, method.min_drafted, method.max_drafted))
     assert 0 < int(trace.run.sum()) < trace.num_positions * MOST
     for name, values in replayed.counts.items():
@@ -149,7 +149,7 @@ def test_replay_counts_what_decoding_counts_after_prompts_of_one_token(method):
         pair = ModelPair(target, tiny_eagle3(target, kept=torch.arange(5), seed=seed), end_ids=())
         live = decode(pair, [*([token] for token in range(5)), [3, 1]], method, sampling, batch_size=6)
         sequences = [(generation.prompt_ids, generation.token_ids) for generation in live]
-        trace = StartRecorder(pair, sampling, MOST).record(sequences, range(len(sequences)))
+        trace = recorder_of(pair, sampling, MOST).record(sequences, range(len(sequences)))
         replayed = replay(trace, Bounded(method.policy, method.min_drafted, method.max_drafted))
         for name, values in replayed.counts.items():
             assert values.tolist() == [getattr(generation.counts, name) for generation in live], (seed, name)
@@ -172,7 +172,7 @@ def test_a_draft_with_fewer_rows_is_recorded_with_tokens_it_has(penalty):
             prompts, decode(pair, prompts, config.method("autoregressive"), sampling), strict=True
         )
     ]
-    trace = StartRecorder(pair, sampling, 4).record(sequences, range(2))
+    trace = recorder_of(pair, sampling, 4).record(sequences, range(2))
     assert set(trace.tokens.tolist()) <= set(draft.lm_head.kept.tolist())
     method = config.method("speculative", ["policy.num_drafted=3"])
     live = [generation.counts for generation in decode(pair, prompts, method, sampling)]
@@ -183,7 +183,7 @@ def test_replay_counts_are_distributed_as_those_of_sampling():
     pair, sampling = pair_of(end_ids=()), Sampling(max_new_tokens=12, seed=1)
     prompts = [ragged_prompts(3)[number % 3] for number in range(200)]
     live = decode(pair, prompts, config.method("speculative", ["policy.num_drafted=3"]), sampling, batch_size=50)
-    recorder = StartRecorder(pair, sampling, 3)
+    recorder = recorder_of(pair, sampling, 3)
     trace = recorder.record([(g.prompt_ids, g.token_ids) for g in live], range(200))
     replayed = by_starts(trace, Bounded(Fixed(3), 3, 3))
     drafted = torch.tensor([generation.counts.num_drafted for generation in live]).double()
@@ -196,7 +196,7 @@ def test_replay_counts_are_distributed_as_those_of_sampling():
 def test_files_joins_and_labels(tmp_path):
     pair, sampling = pair_of(), Sampling(max_new_tokens=LENGTH, seed=4)
     sequences = texts_of(pair, 4, sampling)
-    recorder = StartRecorder(pair, sampling, MOST, upper_bound=True)
+    recorder = recorder_of(pair, sampling, MOST, upper_bound=True)
     trace = recorder.record(sequences, range(4))
     read = Trace.load(trace.save(tmp_path / "trace.safetensors"))
     again = join([recorder.record(sequences[:1], [0]), recorder.record(sequences[1:], [1, 2, 3])])
@@ -222,8 +222,8 @@ def test_what_is_refused():
 
     early.num_history = 2
     with pytest.raises(InputError, match="head early reads earlier positions"):
-        StartRecorder(pair, sampling, MOST, {"early": early}).record(sequences, [0])
-    trace = StartRecorder(pair, sampling, MOST).record(sequences, [0])
+        recorder_of(pair, sampling, MOST, {"early": early}).record(sequences, [0])
+    trace = recorder_of(pair, sampling, MOST).record(sequences, [0])
     with pytest.raises(InputError, match="the oracle needs a draft"):
         oracle(trace)
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from toolkit.drafts import speculators
+from toolkit.drafts.block import DFLASH, DSPARK
 from toolkit.drafts.block.model import BlockDraft, BlockSettings
 from toolkit.drafts.folders import CONFIG, read_config, read_weights
 from toolkit.errors import InputError
@@ -77,7 +78,7 @@ def save(folder: Path, model: BlockDraft, target: str, architectures: Sequence[s
     kind = settings.pop("kind")
     # vLLM 0.32.0 reads it for layers without a window, too: false would make their blocks causal
     settings["sliding_window_non_causal"] |= not _has_windows(model.config)
-    if kind == "dflash":
+    if kind == DFLASH.name:
         for name in ("markov_rank", *FLAGS[2:]):
             settings.pop(name)
     else:
@@ -104,7 +105,7 @@ def _settings(folder: Path, config: Mapping[str, Any]) -> BlockSettings:
     layers = config.get(LAYER_IDS)
     if not isinstance(layers, list) or not layers or not all(type(layer) is int for layer in layers):
         raise InputError(f"{folder / CONFIG}: {LAYER_IDS}: expected a list of layers, got {layers!r}")
-    spark = kind == "dspark"
+    spark = kind == DSPARK.name
     rank, head = config.get("markov_rank", 256) if spark else 0, config.get("markov_head_type", "vanilla")
     if type(rank) is not int or rank < 0:
         raise InputError(f"{folder / CONFIG}: markov_rank: expected a whole number from 0 on, got {rank!r}")
@@ -158,7 +159,7 @@ def _check_sizes(folder: Path, config: Mapping[str, Any], settings: BlockSetting
 
 def _check_target(folder: Path, config: Mapping[str, Any], settings: BlockSettings, layers: Any, target: Any) -> None:
     """Raises InputError unless the draft was made for a target of this shape; warns if its target has another name."""
-    base = speculators.text_config(folder, target, settings.kind)
+    base = speculators.text_config(folder, target, DSPARK if settings.kind == DSPARK.name else DFLASH)
     ids, count = settings.target_layers, base.num_hidden_layers
     if not all(0 <= layer < count for layer in ids) or len(set(ids)) < len(ids):
         raise InputError(

@@ -29,6 +29,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from toolkit.drafts import speculators
+from toolkit.drafts.eagle3 import EAGLE3
 from toolkit.drafts.eagle3.model import FAMILIES, FLAGS, Eagle3
 from toolkit.drafts.folders import CONFIG, read_config, read_weights
 from toolkit.errors import InputError, warn
@@ -60,7 +61,7 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     speculators.check_numbers(folder, state)
     speculators.check_rows(folder, config, state)
     _check_config(folder, config)
-    base: Any = None if target is None else speculators.text_config(folder, target, "EAGLE-3")
+    base: Any = None if target is None else speculators.text_config(folder, target, EAGLE3)
     named = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS)
     if target is None and not (named and {"embed_tokens.weight", "fc.weight"} <= state.keys()):
         raise InputError(
