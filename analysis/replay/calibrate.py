@@ -1,7 +1,7 @@
 """Calibration by depth (`toolkit.acceptance.calibration.by_depth`), fitted to recordings: analysis.heads calibration=[TRACES].
 
 heads=[A,B]            copies of the heads in the output folder, each with its calibration.json: head=FOLDER/NAME uses it
-pair.draft=FOLDER      of a block draft with a confidence head (DSpark), that head's: confidence_head/calibration.json, which
+pair.draft=FOLDER      of a block draft with a confidence head, that head's: confidence_head/calibration.json, which
                        method.policy.estimator.calibration=FILE uses
 statistics=[TRACES]    the calibration goes into statistics.json (`analysis.replay.fit_statistics`); counts=FILE, what an engine
                        counted of its drafts, takes the place of recordings: shifts alone

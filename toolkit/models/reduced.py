@@ -1,6 +1,6 @@
 """Drafts with a reduced output vocabulary: the output layer has rows for V' of the V tokens, the others cannot be drawn.
 
-FR-Spec (arXiv:2502.14856) and EAGLE-3 (arXiv:2503.01840) do so because a small draft spends most of its time in the
+FR-Spec (arXiv:2502.14856) does so because a small draft spends most of its time in the
 output layer. Logits are scattered into V with -inf elsewhere, before penalties and warping, so every lossless rule stays exact.
 That happens after the whole forward pass: what a model does to its logits (caps, scales) it does to those of the rows.
 

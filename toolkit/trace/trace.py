@@ -10,7 +10,7 @@ A **step** is one drafted token with what the draft's forward pass gave. Steps 0
 after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's
 positions s+1, s+2, ... up to the first rejected one or the last, and then that position's roll-out.
 
-A draft that reads the target's states (EAGLE-3) says something else about a position in every round. Its recordings are
+A draft that reads the target's states says something else about a position in every round. Its recordings are
 **by start**: a round visits the position that it starts at, and then that position's roll-out, whatever is accepted. `run`
 tells how many of its tokens are. Acceptance draws are made per start and depth (`toolkit.trace.record_by_start`).
 
@@ -99,7 +99,7 @@ class Trace:
     target_prob [S]     p(token), warped, where accept_prob is recorded, else not a number; None in older recordings
     run [P]             accepted tokens of the round that starts there, at most max_drafted; None: not recorded by start
     max_drafted         most steps of a round the roll-outs suffice for
-    blocks              True: a round's steps came from one draft forward pass (DFlash, DSpark)
+    blocks              True: a round's steps came from one draft forward pass (block drafts)
     about               what the trace was made from
     names               a head's key -> its name in `estimates`, where that is another one
     """

@@ -1,4 +1,4 @@
-"""A block: one draft forward pass gives the distributions of several positions (DFlash, DSpark); they are drawn one by one.
+"""A block: one draft forward pass gives the distributions of several positions; they are drawn one by one.
 
 Position by position it is a chain. The policy is asked before a token is drawn (`read`, which knows q_k) and after it (`step`,
 which may decide about the next position), and a drawn token is sent. So every policy of chains works, and is exact: whether
@@ -9,7 +9,7 @@ afterwards would replace dropped tokens by draws from p, and the text would no l
 A policy that ranks the positions of all rows (`StoppingPolicy.sent`) sees whole blocks. It may send fewer tokens than were
 drawn, where the choice is the one that would have been made position by position.
 
-DFlash's q_k is the same whatever is drawn before it. DSpark's depends on the token before.
+Of some drafts q_k is the same whatever is drawn before it, of others it depends on the token before.
 """
 
 from __future__ import annotations
