@@ -79,31 +79,36 @@ def write_exports(
         files["transformers.json"] = json.dumps(transformers, indent=2) + "\n"
     if draft is not None:
         sample = {"draft_sample_method": "probabilistic" if greedy is None else "greedy"}
-        files |= _schedules(draft, reads_states, greedy_first, sample) | _flags(draft, reads_states, greedy_first)
-        if len(alive):
-            files |= _synthetic(draft, reads_states, alive, sample)
-        if is_block(draft):  # whose flags elsewhere are not known here
-            files = {name: content for name, content in files.items() if name.startswith(("toolkit", "vllm"))}
+        files |= _vllm_files(draft, reads_states, greedy_first, alive, sample)
+        if not is_block(draft):  # whose flags elsewhere are not known here
+            files |= _other_engines(draft, reads_states, greedy_first, alive)
     for name in OPTIONAL - files.keys():  # of an earlier call, with other batch sizes
         (folder / name).unlink(missing_ok=True)
     return [write_text(folder / name, content) for name, content in files.items()]
 
 
-def _schedules(draft: str, reads_states: bool, lengths: Mapping[int, int], sample: Mapping[str, str]) -> dict[str, str]:
-    """Files with a draft length by batch size; where it is 0 somewhere, others with 1 there."""
+def _schedules(lengths: Mapping[int, int]) -> dict[str, Mapping[int, int]]:
+    """The draft lengths by batch size; where one of them is 0, also those with 1 there. By the end of a file's name."""
     at_least_one = {batch: max(length, 1) for batch, length in lengths.items()}
     floored = any(lengths.values()) and not all(lengths.values())
-    files = {}
-    for end, table in [("", lengths), *([("_k1", at_least_one)] if floored else [])]:
+    return {"": lengths, "_k1": at_least_one} if floored else {"": lengths}
+
+
+def _vllm_files(
+    draft: str, reads_states: bool, lengths: Mapping[int, int], alive: Sequence[float], sample: Mapping[str, str]
+) -> dict[str, str]:
+    """vLLM's files. The synthetic one accepts drafts at random, as often as recorded: its texts mean nothing."""
+    configs: dict[str, dict[str, Any]] = {}
+    for end, table in _schedules(lengths).items():
         most = max(table.values())
-        vllm = _vllm(draft, reads_states, most)
-        vllm |= {"num_speculative_tokens_per_batch_size": triples(table), **sample}
-        files[f"vllm{end}.json"] = json.dumps(vllm if most else {}, indent=2) + "\n"
-        files[f"tensorrt_llm{end}.yaml"] = _tensorrt(draft, reads_states, triples(table))
-    if reads_states and any(lengths.values()):
-        steps = {str(first): {"candidate_steps": [length]} for first, _, length in triples(lengths)}
-        files["sglang_adaptive.json"] = json.dumps(steps, indent=2) + "\n"
-    return files
+        config = _vllm(draft, reads_states, most)
+        config |= {"num_speculative_tokens_per_batch_size": triples(table), **sample}
+        configs[f"vllm{end}.json"] = config if most else {}
+    if len(alive):
+        config = {**_vllm(draft, reads_states, len(alive)), **sample, "rejection_sample_method": "synthetic"}
+        config["synthetic_acceptance_rates"] = [round(float(rate), 4) for rate in alive]
+        configs["vllm_synthetic.json"] = config
+    return {name: json.dumps(config, indent=2) + "\n" for name, config in configs.items()}
 
 
 def _vllm(draft: str, reads_states: bool, most: int) -> dict[str, Any]:
@@ -129,22 +134,32 @@ def _tensorrt(draft: str, reads_states: bool, ranges: Sequence[Sequence[int]]) -
     )
 
 
-def _flags(draft: str, reads_states: bool, lengths: Mapping[int, int]) -> dict[str, str]:
-    """Flags for the smallest batch size."""
+def _other_engines(
+    draft: str, reads_states: bool, lengths: Mapping[int, int], alive: Sequence[float]
+) -> dict[str, str]:
+    """Files of TensorRT-LLM, SGLang and llama.cpp. Flags are those of the smallest batch size."""
     length = lengths[min(lengths)]
-    if not length:
-        return {
-            "sglang.txt": "# do not draft: start without --speculative-algorithm\n",
-            "llama_cpp.txt": "# do not draft: start without --spec-type\n",
-        }
-    return {
-        "sglang.txt": (
+    files = {
+        f"tensorrt_llm{end}.yaml": _tensorrt(draft, reads_states, triples(table))
+        for end, table in _schedules(lengths).items()
+    }
+    if reads_states and any(lengths.values()):
+        steps = {str(first): {"candidate_steps": [length]} for first, _, length in triples(lengths)}
+        files["sglang_adaptive.json"] = json.dumps(steps, indent=2) + "\n"
+    if length:
+        files["sglang.txt"] = (
             f"--speculative-algorithm {'EAGLE3' if reads_states else 'STANDALONE'} "
             f"--speculative-draft-model-path {shlex.quote(draft)} --speculative-num-steps {length} "
             f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {length + 1}\n"
-        ),
-        "llama_cpp.txt": f"{_llama_cpp(draft, reads_states, length)}\n",
-    }
+        )
+        files["llama_cpp.txt"] = f"{_llama_cpp(draft, reads_states, length)}\n"
+    else:
+        files["sglang.txt"] = "# do not draft: start without --speculative-algorithm\n"
+        files["llama_cpp.txt"] = "# do not draft: start without --spec-type\n"
+    if len(alive):  # accepts drafts at random, as often as recorded: texts mean nothing
+        rates = ",".join(f"{round(float(rate), 4):g}" for rate in alive)
+        files["llama_cpp_synthetic.txt"] = f"{_llama_cpp(draft, reads_states, len(alive))} --spec-synth-rates {rates}\n"
+    return files
 
 
 def _llama_cpp(draft: str, reads_states: bool, length: int) -> str:
@@ -153,18 +168,6 @@ def _llama_cpp(draft: str, reads_states: bool, length: int) -> str:
         f"--spec-type {'draft-eagle3' if reads_states else 'draft-simple'} --spec-draft-model {file} "
         f"--spec-draft-n-max {length} --spec-draft-p-min 0"
     )
-
-
-def _synthetic(draft: str, reads_states: bool, alive: Sequence[float], sample: Mapping[str, str]) -> dict[str, str]:
-    """Files that make engines accept drafts at random, as often as recorded: for benchmarks, their texts mean nothing."""
-    rates = [round(float(rate), 4) for rate in alive]
-    vllm = {**_vllm(draft, reads_states, len(rates)), **sample, "rejection_sample_method": "synthetic"}
-    vllm["synthetic_acceptance_rates"] = rates
-    flag = f"--spec-synth-rates {','.join(f'{rate:g}' for rate in rates)}"
-    return {
-        "vllm_synthetic.json": json.dumps(vllm, indent=2) + "\n",
-        "llama_cpp_synthetic.txt": f"{_llama_cpp(draft, reads_states, len(rates))} {flag}\n",
-    }
 
 
 def zero_note(lengths: Mapping[int, int]) -> str | None:
