@@ -31,7 +31,7 @@ def test_names_do_not_depend_on_hashing():
 
 # What CONTRIBUTING's table of words forbids, as parts of names in code, and the config keys that keep such a name.
 FORBIDDEN = {"yardstick", "yardsticks", "likeliest", "served", "asked", "judged", "judging", "contender", "contenders", "mend",
-             "outlook", "workbench"}  # fmt: skip
+             "outlook", "workbench", "chance", "chances"}  # fmt: skip
 WHOLE = {"mine", "here", "there", "found"}  # as whole names; `text_here` says where a text is
 KEYS = {"served", "asked", "judged", "judged_by"}  # of configs, manifests and hashes
 

@@ -75,41 +75,47 @@ def write_exports(
         settings = {"num_assistant_tokens": length, "num_assistant_tokens_schedule": "constant"}
         settings |= {"assistant_confidence_threshold": 0.0}
         transformers = {"assistant_model": draft, "assistant_generation_config": settings}
-    files = {"toolkit.txt": "\n".join(advised) + "\n", "transformers.json": json.dumps(transformers, indent=2) + "\n"}
+    files = {"toolkit.txt": "\n".join(advised) + "\n"}
+    if "transformers" in kind.engines:
+        files["transformers.json"] = json.dumps(transformers, indent=2) + "\n"
     if draft is not None:
         sample = {"draft_sample_method": "probabilistic" if greedy is None else "greedy"}
-        files |= _schedules(draft, kind, greedy_first, sample) | _flags(draft, kind, greedy_first)
-        if len(alive):
-            files |= _synthetic(draft, kind, alive, sample)
-    loading = {"toolkit", *kind.engines}
-    files = {
-        name: content for name, content in files.items() if re.sub(r"(_k1|_synthetic)?\.\w+$", "", name) in loading
-    }
+        if "vllm" in kind.engines:
+            files |= _vllm_files(draft, kind, greedy_first, alive, sample)
+        others = _other_engines(draft, kind, greedy_first, alive)
+        files |= {name: others[name] for name in others if re.split(r"_k1|_synthetic|\.", name)[0] in kind.engines}
     for name in OPTIONAL - files.keys():  # of an earlier call, with other batch sizes
         (folder / name).unlink(missing_ok=True)
     return [write_text(folder / name, content) for name, content in files.items()]
 
 
-def _schedules(draft: str, kind: DraftKind, lengths: Mapping[int, int], sample: Mapping[str, str]) -> dict[str, str]:
-    """Files with a draft length by batch size; where it is 0 somewhere, others with 1 there."""
+def _schedules(lengths: Mapping[int, int]) -> dict[str, Mapping[int, int]]:
+    """The draft lengths by batch size; where one of them is 0, also those with 1 there. By the end of a file's name."""
     at_least_one = {batch: max(length, 1) for batch, length in lengths.items()}
     floored = any(lengths.values()) and not all(lengths.values())
-    files = {}
-    for end, table in [("", lengths), *([("_k1", at_least_one)] if floored else [])]:
+    return {"": lengths, "_k1": at_least_one} if floored else {"": lengths}
+
+
+def _vllm_files(
+    draft: str, kind: DraftKind, lengths: Mapping[int, int], alive: Sequence[float], sample: Mapping[str, str]
+) -> dict[str, str]:
+    """vLLM's files. The synthetic one accepts drafts at random, as often as recorded: its texts mean nothing."""
+    configs: dict[str, dict[str, Any]] = {}
+    for end, table in _schedules(lengths).items():
         most = max(table.values())
-        vllm = _vllm(draft, kind, most)
-        vllm |= {"num_speculative_tokens_per_batch_size": triples(table), **sample}
-        files[f"vllm{end}.json"] = json.dumps(vllm if most else {}, indent=2) + "\n"
-        files[f"tensorrt_llm{end}.yaml"] = _tensorrt(draft, kind, triples(table))
-    if any(lengths.values()):
-        steps = {str(first): {"candidate_steps": [length]} for first, _, length in triples(lengths)}
-        files["sglang_adaptive.json"] = json.dumps(steps, indent=2) + "\n"
-    return files
+        config = _vllm(draft, kind, most)
+        config |= {"num_speculative_tokens_per_batch_size": triples(table), **sample}
+        configs[f"vllm{end}.json"] = config if most else {}
+    if len(alive):
+        config = {**_vllm(draft, kind, len(alive)), **sample, "rejection_sample_method": "synthetic"}
+        config["synthetic_acceptance_rates"] = [round(float(rate), 4) for rate in alive]
+        configs["vllm_synthetic.json"] = config
+    return {name: json.dumps(config, indent=2) + "\n" for name, config in configs.items()}
 
 
 def _vllm(draft: str, kind: DraftKind, most: int) -> dict[str, Any]:
     return {
-        "method": kind.engines.get("vllm"),
+        "method": kind.engines["vllm"],
         "model": draft,
         "num_speculative_tokens": most,
     }
@@ -130,22 +136,29 @@ def _tensorrt(draft: str, kind: DraftKind, ranges: Sequence[Sequence[int]]) -> s
     )
 
 
-def _flags(draft: str, kind: DraftKind, lengths: Mapping[int, int]) -> dict[str, str]:
-    """Flags for the smallest batch size."""
+def _other_engines(draft: str, kind: DraftKind, lengths: Mapping[int, int], alive: Sequence[float]) -> dict[str, str]:
+    """Files of TensorRT-LLM, SGLang and llama.cpp. Flags are those of the smallest batch size."""
     length = lengths[min(lengths)]
-    if not length:
-        return {
-            "sglang.txt": "# do not draft: start without --speculative-algorithm\n",
-            "llama_cpp.txt": "# do not draft: start without --spec-type\n",
-        }
-    return {
-        "sglang.txt": (
+    files = {
+        f"tensorrt_llm{end}.yaml": _tensorrt(draft, kind, triples(table)) for end, table in _schedules(lengths).items()
+    }
+    if any(lengths.values()):
+        steps = {str(first): {"candidate_steps": [length]} for first, _, length in triples(lengths)}
+        files["sglang_adaptive.json"] = json.dumps(steps, indent=2) + "\n"
+    if length:
+        files["sglang.txt"] = (
             f"--speculative-algorithm {kind.engines.get('sglang')} "
             f"--speculative-draft-model-path {shlex.quote(draft)} --speculative-num-steps {length} "
             f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {length + 1}\n"
-        ),
-        "llama_cpp.txt": f"{_llama_cpp(draft, kind, length)}\n",
-    }
+        )
+        files["llama_cpp.txt"] = f"{_llama_cpp(draft, kind, length)}\n"
+    else:
+        files["sglang.txt"] = "# do not draft: start without --speculative-algorithm\n"
+        files["llama_cpp.txt"] = "# do not draft: start without --spec-type\n"
+    if len(alive):  # accepts drafts at random, as often as recorded: texts mean nothing
+        rates = ",".join(f"{round(float(rate), 4):g}" for rate in alive)
+        files["llama_cpp_synthetic.txt"] = f"{_llama_cpp(draft, kind, len(alive))} --spec-synth-rates {rates}\n"
+    return files
 
 
 def _llama_cpp(draft: str, kind: DraftKind, length: int) -> str:
@@ -154,18 +167,6 @@ def _llama_cpp(draft: str, kind: DraftKind, length: int) -> str:
         f"--spec-type {kind.engines.get('llama_cpp')} --spec-draft-model {file} "
         f"--spec-draft-n-max {length} --spec-draft-p-min 0"
     )
-
-
-def _synthetic(draft: str, kind: DraftKind, alive: Sequence[float], sample: Mapping[str, str]) -> dict[str, str]:
-    """Files that make engines accept drafts at random, as often as recorded: for benchmarks, their texts mean nothing."""
-    rates = [round(float(rate), 4) for rate in alive]
-    vllm = {**_vllm(draft, kind, len(rates)), **sample, "rejection_sample_method": "synthetic"}
-    vllm["synthetic_acceptance_rates"] = rates
-    flag = f"--spec-synth-rates {','.join(f'{rate:g}' for rate in rates)}"
-    return {
-        "vllm_synthetic.json": json.dumps(vllm, indent=2) + "\n",
-        "llama_cpp_synthetic.txt": f"{_llama_cpp(draft, kind, len(rates))} {flag}\n",
-    }
 
 
 def zero_note(lengths: Mapping[int, int]) -> str | None:

@@ -232,9 +232,12 @@ def cells_of(table: PaperTable, runs: Runs) -> dict[tuple[str, str], Cell]:
     cells = {}
     for row, column in product(table.rows, table.columns):
         source = table.source(row, column)
-        other = source.get("of_pair") and (runs.pairs & set(table.pairs)) - {source["of_pair"]}
-        empty = Cell(None, why="not run: another pair")
-        cells[row, column] = empty if other else runs.cell(source, f"{table.item}, {row} / {column}")
+        pair = source.get("of_pair")
+        other_pairs = runs.pairs & set(table.pairs) - {pair} if pair else set()
+        if other_pairs:
+            cells[row, column] = Cell(None, why="not run: another pair")
+        else:
+            cells[row, column] = runs.cell(source, f"{table.item}, {row} / {column}")
     return cells
 
 

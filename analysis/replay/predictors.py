@@ -96,13 +96,13 @@ def compare_predictors(cfg: commands.Heads) -> Path:
     if same := [name for name, (dev, test) in folders.items() if dev.resolve() == test.resolve()]:
         warn(f"tests: levels of {', '.join(same)} are chosen on the very texts that are scored: record other prompts")
     learned = [Path(folder) for folder in plain(cfg.statistics)]
-    every = [*learned, *(folder for pair in folders.values() for folder in pair)]
-    drafts, temperatures = zip(*map(_recorded_with, every), strict=True)
-    own_draft = [folder for folder, draft in zip(every, drafts, strict=True) if draft == drafts[0]][len(learned) :]
-    heads = find_heads(plain(cfg.heads), own_draft) if cfg.heads is not None else []
-    stage = open_stage("heads", cfg, inputs=[folder / SUMMARY for folder in every], ignore=("track",))
+    recordings = [*learned, *(folder for pair in folders.values() for folder in pair)]
+    drafts, temperatures = zip(*map(_recorded_with, recordings), strict=True)
+    same_draft = [folder for folder, name in zip(recordings, drafts, strict=True) if name == drafts[0]][len(learned) :]
+    heads = find_heads(plain(cfg.heads), same_draft) if cfg.heads is not None else []
+    stage = open_stage("heads", cfg, inputs=[folder / SUMMARY for folder in recordings], ignore=("track",))
     if not stage.finished:
-        own = instantiate(cfg.draft)
+        draft = instantiate(cfg.draft)
         fitted = Samples.join(
             [samples(read_traces(folder, replicate=None), cfg.max_drafted, cfg.seed) for folder in learned]
         )
@@ -110,14 +110,16 @@ def compare_predictors(cfg: commands.Heads) -> Path:
         parts = {name: samples(read_traces(pair[0]), cfg.max_drafted, cfg.seed) for name, pair in folders.items()}
         for name, part in parts.items():
             rows[f"{STATISTICS} of {name}"] = of_statistics(part, "numbers", cfg.seed)
-        by_name = {name: (_recorded_with(pair[1]) == (drafts[0], temperatures[0])) for name, pair in folders.items()}
+        at_home = {name: _recorded_with(pair[1]) == (drafts[0], temperatures[0]) for name, pair in folders.items()}
         domains = [
-            _tuned(name, pair, by_name[name], rows, parts[name], heads if pair[1] in own_draft else [], own, cfg)
+            _tuned(name, pair, at_home[name], rows, parts[name], heads if pair[1] in same_draft else [], draft, cfg)
             for name, pair in folders.items()
         ]
-        lines = [_lines(domain, own, cfg) for domain in domains]
-        save_table(pd.concat([table for table, _ in lines], ignore_index=True), stage.folder, "predictors")
-        save_table(pd.concat([depths for _, depths in lines], ignore_index=True), stage.folder, "calibration")
+        scored = [_scored(domain, cfg) for domain in domains]
+        predictors = [_predictors(*pair, draft, cfg) for pair in zip(domains, scored, strict=True)]
+        save_table(pd.concat(predictors, ignore_index=True), stage.folder, "predictors")
+        depths = [estimator.depths for estimators in scored for estimator in estimators.values()]
+        save_table(pd.concat(depths, ignore_index=True), stage.folder, "calibration")
         save_table(_drift([domain for domain in domains if domain.home], cfg), stage.folder, "drift")
         stage.finish(positions=len(fitted.depth))
     names = ("predictors", "calibration", "drift")
@@ -152,19 +154,19 @@ def _tuned(
     fitted: Mapping[str, Predictor],
     part: Samples,
     heads: list[CandidateHead],
-    own: Any,
+    draft: Any,
     cfg: commands.Heads,
 ) -> Domain:
     """A domain with the level of every row, chosen on its tuning texts, and what the row counts there on the test texts."""
     dev, test = (read_traces(folder) for folder in folders)
     for head in heads:
-        dev, test = (_with_head(trace, head, own) for trace in (dev, test))
+        dev, test = (_with_head(trace, head, draft) for trace in (dev, test))
     levels, rows = [float(h) for h in cfg.thresholds], untrained()
     if dev.run is not None:  # of a draft that reads the target's states: acceptance depends on where the round began
         del rows[ORACLE]
     rows |= {"log odds, fitted": of_statistics(part, "log_odds", cfg.seed)}
     rows |= {"log odds and log ratio, fitted": of_statistics(part, "ratio", cfg.seed)}
-    rows |= {**fitted, **{name: of_head(head, own) for name, head in head_labels(heads).items()}}
+    rows |= {**fitted, **{name: of_head(head, draft) for name, head in head_labels(heads).items()}}
     if not home:
         rows = {row: predictor for row, predictor in rows.items() if row in REFERENCES or carries_over(row)}
     domain = Domain(name, dev, test, home, rows)
@@ -193,81 +195,102 @@ def _at_level(domain: Domain, row: str, trace: Trace, levels: list[float]) -> Ar
     return counts[chosen if row == FIXED else 0]
 
 
-def _lines(domain: Domain, own: Any, cfg: commands.Heads) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The lines of a domain, and ECE by depth of every row that estimates a probability."""
-    levels, extras, depths = [float(h) for h in cfg.thresholds], [], []
-    free: dict[str, Array] = {}
-    labelled = [samples(trace, cfg.max_drafted, cfg.seed) for trace in (domain.dev, domain.test)]
+@dataclass
+class Scored:
+    """What an estimator says of a domain's test texts.
+
+    depths         ECE by depth and over all, raw and with the maps of the tuning texts
+    figures        AUC and log loss of drawn tokens, and ECE as the mean over depths
+    without_level  by column, counts [texts, counts] of the rate rule at cost_ratio; None: it takes no such estimator
+    """
+
+    depths: pd.DataFrame
+    figures: dict[str, Any]
+    without_level: dict[str, Array | None]
+
+
+def _scored(domain: Domain, cfg: commands.Heads) -> dict[str, Scored]:
+    """The scores of every row that estimates a probability."""
+    dev, test = (samples(trace, cfg.max_drafted, cfg.seed) for trace in (domain.dev, domain.test))
+    scored = {}
+    for row, predictor in domain.rows.items():
+        if (estimator := predictor.estimator) is None:
+            continue
+        calibration = fitted_maps(estimated(estimator, domain.dev, dev))
+        drawn = estimated(estimator, domain.test, test)["drawn"]
+        table = pd.DataFrame(scored_maps({"drawn": drawn}, calibration)).assign(method=row, domain=domain.name)
+        single = table[table.depth != "all"]
+        figures = {key: np.average(single[key], weights=single.positions) for key in ("ECE", "ECE_calibrated")}
+        figures |= {key: score(*drawn[:2])[key] for key in ("AUC", "log_loss")}
+        columns = {"free": estimator, "free_calibrated": with_calibration(estimator, calibration)}
+        counts = {name: without_level(domain.test, each, cfg.cost_ratio) for name, each in columns.items()}
+        scored[row] = Scored(table, figures, counts)
+    return scored
+
+
+def _predictors(domain: Domain, scored: Mapping[str, Scored], draft: Any, cfg: commands.Heads) -> pd.DataFrame:
+    """The lines of a domain: its rows at their levels, and in `free` and `free_calibrated` the shares without one."""
+    levels, facts = [float(h) for h in cfg.thresholds], []
     for row, predictor in domain.rows.items():
         chosen = domain.chosen[row]
-        setting = f"K={chosen + 1}" if row == FIXED else f"h={levels[chosen]:g}"
-        extra: dict[str, Any] = {"setting": "" if row == ORACLE else setting, "positions": predictor.positions}
-        extra["states"] = predictor.needs_states
-        if predictor.estimator is not None:
-            on_dev, on_test = (
-                estimated(predictor.estimator, trace, part)
-                for trace, part in zip((domain.dev, domain.test), labelled, strict=True)
-            )
-            calibration, drawn = fitted_maps(on_dev), {"drawn": on_test["drawn"]}
-            table = pd.DataFrame(scored_maps(drawn, calibration)).assign(method=row, domain=domain.name)
-            single = table[table.depth != "all"]
-            extra |= {key: np.average(single[key], weights=single.positions) for key in ("ECE", "ECE_calibrated")}
-            extra |= {key: score(*drawn["drawn"][:2])[key] for key in ("AUC", "log_loss")}
-            depths.append(table)
-            mapped = with_calibration(predictor.estimator, calibration)
-            for name, estimator in (("free", predictor.estimator), ("free_calibrated", mapped)):
-                counts = None if estimator is None else without_level(domain.test, estimator, cfg.cost_ratio)
-                if counts is not None:
-                    free[f"{row}/{name}"] = counts
+        setting = "" if row == ORACLE else f"K={chosen + 1}" if row == FIXED else f"h={levels[chosen]:g}"
+        fact: dict[str, Any] = {"setting": setting, "positions": predictor.positions, "states": predictor.needs_states}
+        fact |= scored[row].figures if row in scored else {}
         if predictor.call is not None:
-            extra["microseconds"] = microseconds(predictor.call, own)
-        extras.append(extra)
+            fact["microseconds"] = microseconds(predictor.call, draft)
+        facts.append(fact)
+    counts = dict(domain.counts)
+    for row, estimator in scored.items():
+        for name, of_rule in estimator.without_level.items():
+            if of_rule is not None:
+                counts[f"{row}/{name}"] = of_rule
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    every = {**domain.counts, **free}
-    table = standing(np.stack(list(every.values()), 1), list(every), FIXED, cfg.cost_ratio, bootstrap)
+    table = standing(np.stack(list(counts.values()), 1), list(counts), FIXED, cfg.cost_ratio, bootstrap)
     shares = table.set_index("method").upper_bound_share
     table = table[table.method.isin(list(domain.counts))].set_index("method")
     for name in ("free", "free_calibrated"):
         table[name] = [shares.get(f"{row}/{name}", np.nan) for row in table.index]
-    table = table.join(pd.DataFrame(extras, index=list(domain.rows))).reset_index()
-    about = {"domain": domain.name, "home": domain.home, "prompts": domain.test.num_texts}
-    return table.assign(**about), pd.concat(depths, ignore_index=True)
+    table = table.join(pd.DataFrame(facts, index=list(domain.rows))).reset_index()
+    return table.assign(domain=domain.name, home=domain.home, prompts=domain.test.num_texts)
 
 
 def _drift(domains: list[Domain], cfg: commands.Heads) -> pd.DataFrame:
-    """The domain changes to the next one in the middle; shares are of the second half, of its own best fixed K and bound."""
+    """The domain changes to the next one in the middle.
+
+    Shares are measured on the second half, against its own best fixed K and upper bound.
+    """
     levels, tables = [float(h) for h in cfg.thresholds], []
     for before, after in zip(domains, domains[1:] + domains[:1], strict=True):
         if before is after:
             continue
-        half = {FIXED: after.counts[FIXED], UPPER_BOUND: after.counts[UPPER_BOUND]}
-        half["best fixed K of the first domain"] = _at_level(before, FIXED, after.test, levels)
+        counts = {FIXED: after.counts[FIXED], UPPER_BOUND: after.counts[UPPER_BOUND]}
+        counts["best fixed K of the first domain"] = _at_level(before, FIXED, after.test, levels)
         for row in before.rows:
             others = row.startswith(f"{STATISTICS} of ") and row != f"{STATISTICS} of {before.name}"
             if row not in REFERENCES and row != CARRIED and not others:
                 name = row.replace(f"{STATISTICS} of {before.name}", f"{STATISTICS} of the first domain")
-                half[name] = _at_level(before, row, after.test, levels)
+                counts[name] = _at_level(before, row, after.test, levels)
         level, alone = levels[before.chosen[COLD]], [replace(d.test, estimates={}) for d in (before, after)]
         both, _ = carried(join(alone), online(join(alone), level))
-        half[CARRIED] = both.per_text[before.test.num_texts :]
+        counts[CARRIED] = both.per_text[before.test.num_texts :]
         bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-        table = standing(np.stack(list(half.values()), 1), list(half), FIXED, cfg.cost_ratio, bootstrap)
+        table = standing(np.stack(list(counts.values()), 1), list(counts), FIXED, cfg.cost_ratio, bootstrap)
         tables.append(table.assign(before=before.name, after=after.name, prompts=after.test.num_texts))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"method": []})
 
 
-def _with_head(trace: Trace, head: CandidateHead, own: Any) -> Trace:
-    scored = head.scored(trace, own)
+def _with_head(trace: Trace, head: CandidateHead, draft: Any) -> Trace:
+    scored = head.scored(trace, draft)
     return replace(scored, estimates={**trace.estimates, **scored.estimates})
 
 
 @torch.inference_mode()
-def microseconds(call: Callable[[DraftStep], Any], own: Any) -> float:
+def microseconds(call: Callable[[DraftStep], Any], draft: Any) -> float:
     """The median time of an estimate for one row, the statistics of q that it reads included."""
     generator, times = torch.Generator().manual_seed(0), []
     logits, hidden = (
-        torch.randn(1, vocab_size(own), generator=generator),
-        torch.randn(1, hidden_size(own), generator=generator),
+        torch.randn(1, vocab_size(draft), generator=generator),
+        torch.randn(1, hidden_size(draft), generator=generator),
     )
     for _ in range(CALLS):
         step = DraftStep(1, logits, logits.softmax(-1), hidden, torch.tensor([1]))

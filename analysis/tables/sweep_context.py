@@ -128,7 +128,8 @@ class SweepContext:
             counts = {**vars(generation.counts), **round_lengths(generation.rounds, chains)}
             counts |= {name: sum(f"{r.source}_rounds" == name for r in generation.rounds) for name in SOURCES}
             ids = generation.prompt_ids, generation.token_ids
-            rows.append(self.row(number, method.lossless, counts, generation, seconds, *ids))
+            ended = generation.finish_reason, generation.error
+            rows.append(self.row(number, method.lossless, counts, *ended, seconds, *ids))
         return checked(rows)
 
     def within_context(self, responses: pd.DataFrame) -> pd.DataFrame:
@@ -154,7 +155,7 @@ class SweepContext:
         seconds = perf_counter() - started
         unknown: dict[str, Any] = {**{name: [] for name in LENGTHS}, **dict.fromkeys(SOURCES)}
         return checked([
-            self.row(number, True, {**counts[number], **unknown}, response, seconds)
+            self.row(number, True, {**counts[number], **unknown}, response.finish_reason, response.error, seconds)
             for number, response in enumerate(responses.itertuples())
         ])  # fmt: skip
 
@@ -176,15 +177,16 @@ class SweepContext:
         number: int,
         lossless: bool,
         counts: Mapping[str, Any],
-        response: Any,
+        finish_reason: str,
+        error: str | None,
         seconds: float,
         prompt_ids: Sequence[int] = (),
         token_ids: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """The row of a prompt. response: has finish_reason and error; the ids are given where it was decoded."""
+        """The row of a prompt, with the ids where it was decoded."""
         return {
             "lossless": lossless, "prompt": str(self.prompts[number].id), "prompt_hash": self.hashes[number], **counts,
-            "finish_reason": response.finish_reason, "error": response.error, "setting_seconds": seconds,
+            "finish_reason": finish_reason, "error": error, "setting_seconds": seconds,
             "prompt_ids": list(prompt_ids), "token_ids": list(token_ids),
         }  # fmt: skip
 
@@ -259,7 +261,7 @@ class Recording:
                 "reached_lengths": _histogram(replayed.reached_lengths, at),
                 **{name: 0 if at is None else int(values[at]) for name, values in replayed.sources.items()},
             }
-            rows.append(self.context.row(number, True, counts, response, seconds))
+            rows.append(self.context.row(number, True, counts, response.finish_reason, response.error, seconds))
         return checked(rows)
 
     def _replay(self, trace: Trace | None, setting: Setting) -> Replayed:

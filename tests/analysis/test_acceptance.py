@@ -79,7 +79,7 @@ def test_means_agree_with_enumeration(name, scheme):
 @pytest.mark.parametrize("name", ["specinfer", "spectr", "importance", "importance_grouped", "mcsd_naive"])
 @pytest.mark.parametrize("num_drafts", [1, 3])
 def test_what_a_rule_sums_is_exact_and_never_above_the_optimum(name, scheme, num_drafts):
-    """One draw, so whatever is left to chance would show."""
+    """One draw, so whatever is random would show."""
     rule, (p, q) = get(name), dirichlet_pairs(30, 5)
     if scheme not in rule.schemes:
         pytest.skip(f"{name} is for other candidates")

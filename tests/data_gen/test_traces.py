@@ -76,10 +76,8 @@ def texts_of(target, prompt, length, sampling):
 
 def sampled_texts(target, prompt, length, count, sampling=PLAIN):
     distribution = texts_of(target, prompt, length, sampling)
-    sequences, chances = zip(*distribution.items(), strict=True)
-    chosen = torch.multinomial(
-        torch.tensor(chances), count, replacement=True, generator=torch.Generator().manual_seed(1)
-    )
+    sequences, probs = zip(*distribution.items(), strict=True)
+    chosen = torch.multinomial(torch.tensor(probs), count, replacement=True, generator=torch.Generator().manual_seed(1))
     return [list(sequences[i]) for i in chosen.tolist()], distribution
 
 
@@ -101,7 +99,7 @@ def live_distribution(pair, prompt, length, num_drafted, threshold, sampling=PLA
         drafting(text, [], calls, targets, discarded, prob)
 
     def drafting(text, drafted, calls, targets, discarded, prob):
-        chances = q_of((*prompt, *text, *drafted)).tolist()
+        probs = q_of((*prompt, *text, *drafted)).tolist()
         limit = min(num_drafted, length - len(text) - 1)
         ended = bool(drafted) and drafted[-1] == END
         before = (prompt + text + drafted)[-2] if drafted else None
@@ -110,7 +108,7 @@ def live_distribution(pair, prompt, length, num_drafted, threshold, sampling=PLA
             judge(text, drafted, 0, calls + len(drafted), targets + 1, discarded, prob)
             return
         for token in range(V):
-            drafting(text, [*drafted, token], calls, targets, discarded, prob * chances[token])
+            drafting(text, [*drafted, token], calls, targets, discarded, prob * probs[token])
 
     def judge(text, drafted, accepted, calls, targets, discarded, prob):
         if prob < 1e-15:

@@ -26,8 +26,8 @@ def endless_pair(table_pair) -> ModelPair:
 
 def likelihood(model: TabularModel, text: list[int], start: int) -> float:
     """Log-likelihood of text[start:] behind what is before."""
-    chances = [model.probs[model.state(text[:i]), text[i]] for i in range(start, len(text))]
-    return float(torch.stack(chances).log().sum())
+    probs = [model.probs[model.state(text[:i]), text[i]] for i in range(start, len(text))]
+    return float(torch.stack(probs).log().sum())
 
 
 @pytest.mark.parametrize("ends", [(), (2,)])

@@ -415,11 +415,11 @@ def test_a_block_from_enough_beams_is_drawn_from_its_joint_distribution(table_pa
     )
     runs = 6000
     seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, built, sampling, batch_size=3000))
-    chances = dict(zip(blocks, distribution.tolist(), strict=True))
-    kept = [block for block in blocks if chances[block] > 0]
+    probs = dict(zip(blocks, distribution.tolist(), strict=True))
+    kept = [block for block in blocks if probs[block] > 0]
     assert len(kept) == 3
     assert set(seen) <= set(kept)
-    assert chisquare([seen[b] for b in kept], [chances[b] * runs for b in kept]).pvalue > 0.001
+    assert chisquare([seen[b] for b in kept], [probs[b] * runs for b in kept]).pvalue > 0.001
     greedy = decode(pair, [[0, 1]], built, Sampling(max_new_tokens=2, temperature=0))[0]
     assert tuple(greedy.token_ids) == max(blocks, key=lambda block: score(pair.target, [0, 1], block))
 

@@ -148,7 +148,7 @@ class HubData:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What null stands for, if nothing better is measured: both are the same work in an output folder's name."""
+    """What null stands for, if nothing better is measured: null and this value name the same output folder."""
 
     value: float
 

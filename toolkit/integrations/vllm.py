@@ -4,9 +4,9 @@
                                              "num_speculative_tokens": 20}'
     ... --additional-config '{"copies": {"match": "FOLDER/match.json", "costs": "costs.json"}}'      its settings
 
-vLLM hands the class token ids, neither requests nor verdicts, and rows move between steps. A row is known again by its text
-before the newest tokens. Their number says how many copied tokens were accepted. A copied token is accepted iff the text goes
-on with it, so equal texts have equal states, and may share one. The first token of an answer comes from vLLM's reading of
+vLLM hands the class token ids, neither requests nor verdicts, and rows move between steps. A row is recognised by a hash of its
+text without the newest tokens; their number less one was accepted. A copied token is accepted iff the text goes on with it, so
+equal texts have equal states, and may share one. The first token of an answer comes from vLLM's reading of
 the prompt, without a draft. So a text begins after it, as if it were the prompt's last.
 
 Theirs -> ours: num_speculative_tokens -> max_drafted, num_tokens_no_spec -> tokens of the text.

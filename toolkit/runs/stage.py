@@ -145,8 +145,8 @@ def open_stage(
     inputs   files the content depends on; their hashes become part of the identity
     ignore   top-level keys that do not determine the content, beside FREE_KEYS
     shared   names this process's part where several work in one folder
-    repairs  whether the stage finds its damaged files itself and makes them again: they count as missing
-    follows  whether another process has opened the stage for this one, too: nothing is deleted, locked or begun
+    repairs  damaged files count as missing: the stage makes them again
+    follows  another process has opened the stage for this one, too: nothing is deleted, locked or begun
     Raises InputError if another process works there, the folder cannot be written, or a file of finished work is damaged.
     """
     stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), configs.plain(cfg).get("overwrite") is True

@@ -147,7 +147,7 @@ def overrides_name(words: Sequence[str] | None = None, name: str = "", without: 
 
     words  overrides; None: those of the Hydra job that is running, of a multirun those that it varies. Output folders,
            logging and lists of folders do not name a run, and of a path its last part does
-    name   what stands before them; a name in it is not said again
+    name   what stands before them; values that occur in it are left out
     without  further top-level keys that do not name the run
     """
     if words is None:

@@ -93,11 +93,12 @@ class Rate(PricedDraft, Thresholded):
             return super().begin(live, state)
         return state, live & self._pays(self.prices_at(state), self.posterior(state), state, 0)
 
-    def _pays(self, prices: Prices, following: Tensor, state: State, depth: int) -> Tensor:
+    def _pays(self, prices: Prices, next_prob: Tensor, state: State, depth: int) -> Tensor:
+        """Whether a next token is worth its price [B]; next_prob [B]: its probability to enter the text."""
         rate = (
             torch.full_like(state["survival"], self.rate) if self.rate is not None else state["tokens"] / state["cost"]
         )
-        return prices.pay(following, self.posterior(state), rate, depth)
+        return prices.pay(next_prob, self.posterior(state), rate, depth)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)

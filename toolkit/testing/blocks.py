@@ -259,7 +259,7 @@ def _every_round(
 ) -> list[tuple[Tensor, Tensor]]:
     """The round of every combination of uniforms: the tokens that are sent [k], and their q [k, V].
 
-    Each is a row of one batch, or beside a neighbour where rows decide together, which draws the same in all of them.
+    All combinations form one batch. A policy that couples rows gets one combination and a fixed neighbour.
     """
     every = list(product([(part + 0.5) / PARTS for part in range(PARTS)], repeat=most))
     size, rounds = 1 if policy.couples_rows else len(every), list[tuple[Tensor, Tensor]]()

@@ -77,7 +77,7 @@ def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float
             "the oracle needs a draft whose acceptance at a position does not depend on where its round began"
         )
     sequences = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
-    probs = trace.chance.double().numpy()
+    probs = trace.text_accept_prob.double().numpy()
     return [expected_counts(probs[first:last], max_drafted) for first, last in sequences]
 
 

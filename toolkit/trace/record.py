@@ -86,7 +86,7 @@ class Recorder:
     def _broken(self, trace: Trace) -> Tensor:
         """Which texts [T] hold what is not a number."""
         names = ("draft_prob", "token_prob", "entropy", "top_probs", *(("alpha",) if self.upper_bound else ()))
-        of_positions = [trace.chance, trace.target_entropy]
+        of_positions = [trace.text_accept_prob, trace.target_entropy]
         of_steps = [getattr(trace, name) for name in names] + (
             [trace.hidden] if isinstance(trace.hidden, Tensor) else []
         )
@@ -210,11 +210,11 @@ class Recorder:
         seen = None if text.seen is None else text.seen[part]
         target_probs, draft_probs = warp(target_logits, self.sampling, seen), self.warp_draft(logits, seen)
         self.check_possible(text, first, target_logits, target_probs, seen)
-        chance, accepted, drafted = decided(target_probs, draft_probs, emitted, text.uniforms[part].to(device))
+        accept_prob, accepted, drafted = decided(target_probs, draft_probs, emitted, text.uniforms[part].to(device))
         step = DraftStep(1, logits, draft_probs, hidden, drafted)
         return {
             **self.facts_of(step, target_probs),
-            "chance": chance.cpu(),
+            "text_accept_prob": accept_prob.cpu(),
             "accepted": accepted.cpu(),
             "text_prob": step.raw_probs.gather(-1, emitted).squeeze(-1).float().cpu(),
             "target_entropy": -torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu(),
@@ -377,7 +377,7 @@ class Recorder:
             begin += len(text.produced)
         of_positions: dict[str, Any] = {
             name: torch.cat([piece.pop(name) for piece in on_path])
-            for name in ("accepted", "chance", "target_entropy", "text_prob")
+            for name in ("accepted", "text_accept_prob", "target_entropy", "text_prob")
         }
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in on_path[0]}
         estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads if name not in self._late}
@@ -435,10 +435,10 @@ def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Te
     """Acceptance probability, min(1, q/p) of the text's tokens [n, 1]; whether accepted; the drafted tokens."""
     p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
     # Probability 0 comes from rounding (`check_possible`); the draft may still have the token.
-    chance = torch.where(p_emitted <= 0, q_emitted.sign(), q_emitted / p_emitted).clamp(max=1)
-    accepted = uniforms[:, 0] < chance
+    accept_prob = torch.where(p_emitted <= 0, q_emitted.sign(), q_emitted / p_emitted).clamp(max=1)
+    accepted = uniforms[:, 0] < accept_prob
     instead = draw(normalized((q - p).clamp(min=0), q), uniforms[:, 1])
-    return chance, accepted, torch.where(accepted, emitted.squeeze(-1), instead)
+    return accept_prob, accepted, torch.where(accepted, emitted.squeeze(-1), instead)
 
 
 def _row(seen: Tensor | None, position: int) -> Tensor | None:

@@ -33,7 +33,7 @@ from toolkit.trace.record import RecordedText, Recorder, decided
 from toolkit.trace.steps import Geometry
 from toolkit.types import DraftStep
 
-PER_START = ("accepted", "chance", "text_prob")
+PER_START = ("accepted", "text_accept_prob", "text_prob")
 PAYS = 0.02  # share of rounds whose k-th token is accepted, below which no policy needs it
 DEEPEST = 20  # of any recording whose depth is measured
 TEXTS, TOKENS = 4, 128  # that are looked at, and the most tokens of each
@@ -169,7 +169,7 @@ class Chains(ABC):
         p = self.probs[at]
         emitted = self.produced[at].unsqueeze(-1)
         draws = self.draws[depth - 1].to(self.device)[starts]
-        chance, accepted, tokens = decided(p, q, emitted, draws)
+        accept_prob, accepted, tokens = decided(p, q, emitted, draws)
         accepted = accepted & follows
         tokens = torch.where(follows, tokens, draw(q, draws[:, 1]))
         if depth > 1:  # the chain's newest token has been verified
@@ -184,7 +184,7 @@ class Chains(ABC):
         if depth > 1:
             return columns
         own = {
-            "chance": chance,
+            "text_accept_prob": accept_prob,
             "accepted": accepted,
             "text_prob": step.raw_probs.gather(-1, emitted).squeeze(-1).float(),
         }

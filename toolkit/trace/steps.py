@@ -85,7 +85,7 @@ def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tup
 def step_after(trace: Trace, steps: Tensor) -> tuple[Tensor, Tensor]:
     """The step that reads the token of each of these [n]: its index [n], and whether it was recorded [n].
 
-    Of recordings by start `steps` may be any; of others they are positions.
+    steps  any steps of a recording by start; of others, positions
     """
     if trace.run is None:
         return step_at(trace, Geometry.of(trace), steps, 2)

@@ -36,7 +36,10 @@ from toolkit.files.text import first_line
 from toolkit.types import SMALLEST
 
 PER_TEXT = ("room", "rows", "prompt_lengths")
-PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "run", "target_entropy", "text_tokens", "text_prob")
+PER_POSITION = (
+    "accepted", "roll_first", "roll_length", "run", "target_entropy", "text_accept_prob", "text_prob", "text_tokens",
+)  # fmt: skip
+STORED = {"text_accept_prob": "chance"}  # names in files, where they differ: recordings of earlier revisions load
 
 OLDER = "this recording does not hold the texts' own tokens, which heads with earlier positions read: record it again"
 
@@ -78,7 +81,7 @@ class Trace:
     rows [T]            row of the responses
     prompt_lengths [T]  tokens of each text's prompt; None in recordings of older versions
     accepted [P]        whether the position's drafted token is the text's
-    chance [P]          probability of that, min(1, q/p) of the text's token
+    text_accept_prob [P]  probability of that, min(1, q/p) of the text's token
     roll_first [P]      first step of the roll-out after a rejected position, and after a text's last one where a stop
                         string ended it; 0 elsewhere
     roll_length [P]     its steps
@@ -108,7 +111,7 @@ class Trace:
     room: Tensor
     rows: Tensor
     accepted: Tensor
-    chance: Tensor
+    text_accept_prob: Tensor
     roll_first: Tensor
     roll_length: Tensor
     target_entropy: Tensor
@@ -249,7 +252,7 @@ class Trace:
 
     def save(self, path: Path | str) -> Path:
         """One safetensors file, whole or not at all."""
-        tensors = _tensors(self)
+        tensors = {STORED.get(name, name): value for name, value in _tensors(self).items()}
         tensors |= {f"estimates/{name}": value for name, value in self.estimates.items()}
         metadata = {"about": json.dumps(dict(self.about)), "max_drafted": str(self.max_drafted)}
         metadata |= {"blocks": "true"} if self.blocks else {}
@@ -261,6 +264,7 @@ class Trace:
         tensors, metadata = load_tensors(path, "trace", "delete it and record it again")
         try:
             estimates = {k.split("/", 1)[1]: tensors.pop(k) for k in list(tensors) if k.startswith("estimates/")}
+            tensors |= {name: tensors.pop(stored) for name, stored in STORED.items()}
             return cls(
                 **tensors,
                 estimates=estimates,

@@ -68,22 +68,18 @@ def most_probable(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
 
     Also how many are real [...]: tokens of logit -inf cannot be drawn.
     """
-    left, tokens = logits.clone(), []
-    for _ in range(num_tokens):
-        tokens.append(left.argmax(-1, keepdim=True))
-        left.scatter_(-1, tokens[-1], -torch.inf)
     counts = (~logits.isneginf()).sum(-1).clamp(max=num_tokens)
-    ordered = torch.cat(tokens, -1)
+    ordered = _widened(top_tokens(logits, num_tokens), num_tokens)
     padding = torch.arange(num_tokens, device=ordered.device) >= counts.unsqueeze(-1)
     return ordered.masked_fill(padding, 0), counts
 
 
-def top_tokens(draft_probs: Tensor, num_tokens: int) -> Tensor:
-    """The most probable tokens of draft_probs [..., V] in order, of equals the first; at most V: [..., num_tokens]."""
-    left, tokens = draft_probs.clone(), []
-    for _ in range(min(num_tokens, draft_probs.shape[-1])):
+def top_tokens(scores: Tensor, num_tokens: int) -> Tensor:
+    """The tokens of the largest scores [..., V] in order, of equals the first; at most V: [..., num_tokens]."""
+    left, tokens = scores.clone(), []
+    for _ in range(min(num_tokens, scores.shape[-1])):
         tokens.append(left.argmax(-1, keepdim=True))
-        left.scatter_(-1, tokens[-1], -1.0)
+        left.scatter_(-1, tokens[-1], -torch.inf)
     return torch.cat(tokens, -1) if tokens else left[..., :0].long()
 
 

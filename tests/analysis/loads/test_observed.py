@@ -100,7 +100,7 @@ def test_rounds_of_changing_length_count_where_they_drafted_a_position(tmp_path)
     assert any("detailed" in note for note in observed.notes_on(counts))
 
 
-def test_lengths_that_chance_decides_are_no_bias(tmp_path):
+def test_lengths_that_draws_decide_are_no_bias(tmp_path):
     """Rounds of 1 to 4 tokens, whatever the draft showed, against the same rounds had all of them drafted 4."""
     generator = np.random.default_rng(0)
     wanted = generator.geometric(0.35, 40_000) - 1

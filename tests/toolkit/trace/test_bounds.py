@@ -56,7 +56,7 @@ def test_oracle_agrees_with_the_draws(trace):
     free = torch.ones(trace.num_positions, dtype=torch.bool)
     free[trace.text_first[1:] - 1] = False
     tossed = int((trace.accepted & free).sum())
-    spread = float((trace.chance * (1 - trace.chance))[free].sum().sqrt())
+    spread = float((trace.text_accept_prob * (1 - trace.text_accept_prob))[free].sum().sqrt())
     assert abs(tossed - expected) < 4 * spread
 
 

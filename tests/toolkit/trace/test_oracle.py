@@ -38,9 +38,9 @@ def walk(accepted, most=None):
 def test_expected_counts_are_the_mean_over_draws(most):
     rng = np.random.default_rng(0)
     for length in (1, 2, 7, 13):
-        chances = rng.random(length) ** 0.5
-        walks = np.array([walk(rng.random(length) < chances, most) for _ in range(3000)])
-        counts = expected_counts(chances, most)
+        probs = rng.random(length) ** 0.5
+        walks = np.array([walk(rng.random(length) < probs, most) for _ in range(3000)])
+        counts = expected_counts(probs, most)
         spread = walks.std(0) / 3000**0.5
         assert abs(counts["num_drafted"] - walks[:, 0].mean()) <= 5 * spread[0] + 1e-9
         assert abs(counts["num_target_calls"] - walks[:, 1].mean()) <= 5 * spread[1] + 1e-9
@@ -80,8 +80,8 @@ def test_the_oracle_of_texts_drawn_by_coupling(pair):
     sampling = Sampling(max_new_tokens=LIMIT)
     plain = decode(pair, [[1]] * 1000, config.method("autoregressive"), sampling, batch_size=250)
     sequences = [([1], generation.token_ids) for generation in plain]
-    chances = acceptance_probs(pair, sequences, Sampling(), batch_size=64)
-    expected = np.array([(c["num_drafted"], c["num_target_calls"]) for c in map(expected_counts, chances)])
+    probs = acceptance_probs(pair, sequences, Sampling(), batch_size=64)
+    expected = np.array([(c["num_drafted"], c["num_target_calls"]) for c in map(expected_counts, probs)])
     error = np.sqrt(np.var(drawn, axis=0) / len(drawn) + np.var(expected, axis=0) / len(expected))
     assert (np.abs(np.mean(drawn, axis=0) - expected.mean(0)) < 4.5 * error).all()
 
@@ -111,20 +111,20 @@ def single_logits(exact_pair, sequences):
 def test_probabilities_are_those_of_single_forwards(exact_pair, sequences, single_logits, sampling):
     """Batched, padded passes against one forward per token, with everything that warping can do."""
     batched = acceptance_probs(exact_pair, sequences, sampling, batch_size=3)
-    for (prompt, produced), logits, chances in zip(sequences, single_logits, batched, strict=True):
-        assert len(chances) == len(produced)
+    for (prompt, produced), logits, probs in zip(sequences, single_logits, batched, strict=True):
+        assert len(probs) == len(produced)
         for i, token in enumerate(produced):
             seen = torch.zeros(97, dtype=torch.bool)
             seen[[*prompt, *produced[:i]]] = True
             p, q = (warp(row, sampling, seen)[token] for row in logits[i])
             expected = min(1.0, float(q / p)) if p > 0 else float(q > 0)
-            assert chances[i] == pytest.approx(expected, abs=1e-9)
+            assert probs[i] == pytest.approx(expected, abs=1e-9)
 
 
 def test_equal_models_accept_everything_and_texts_may_be_empty(pair):
     twin = ModelPair(target=pair.target, draft=pair.target, end_ids=(END,))
-    chances = acceptance_probs(twin, [([1], [2, 3, 1]), ([1], []), ([2, 2], [1])], Sampling())
-    assert [c.tolist() for c in chances] == [[1, 1, 1], [], [1]]
+    probs = acceptance_probs(twin, [([1], [2, 3, 1]), ([1], []), ([2, 2], [1])], Sampling())
+    assert [c.tolist() for c in probs] == [[1, 1, 1], [], [1]]
 
 
 def test_what_has_no_oracle_is_refused(pair, monkeypatch):

@@ -63,7 +63,7 @@ class Reference:
         self.first = torch.rand(len(self.text), 2, generator=generator, dtype=torch.float64).tolist()
         rest = torch.rand(len(self.text), recorder.max_drafted - 1, generator=generator, dtype=torch.float64)
         self.later = rest.tolist()
-        self.path, self.rolls, self.accepted, self.chance, self.entropies = [], [], [], [], []
+        self.path, self.rolls, self.accepted, self.accept_probs, self.entropies = [], [], [], [], []
         for place, token in enumerate(self.text):
             self.position(place, token)
 
@@ -94,8 +94,8 @@ class Reference:
     def position(self, place, token):
         context = self.prompt + self.text[:place]
         p, q = self.both(context)
-        self.chance.append(min(1.0, float(q[token] / p[token])))
-        self.accepted.append(self.first[place][0] < self.chance[-1])
+        self.accept_probs.append(min(1.0, float(q[token] / p[token])))
+        self.accepted.append(self.first[place][0] < self.accept_probs[-1])
         self.entropies.append(float(-(p * p.log()).sum()))
         drafted = token if self.accepted[-1] else inverse((q - p).clamp(min=0).tolist(), self.first[place][1])
         self.path.append(self.facts(context, drafted, p, q, known=True))
@@ -142,7 +142,9 @@ def agrees(trace, recorder, sequences, rows):
         f for f, n in zip(first, length, strict=True) if n
     ]
     assert trace.accepted.tolist() == [value for each in known for value in each.accepted]
-    assert trace.chance.tolist() == pytest.approx([value for each in known for value in each.chance], abs=1e-6)
+    assert trace.text_accept_prob.tolist() == pytest.approx(
+        [value for each in known for value in each.accept_probs], abs=1e-6
+    )
     entropies = [value for each in known for value in each.entropies]
     assert trace.target_entropy.tolist() == pytest.approx(entropies, abs=1e-6)
     assert trace.lengths().tolist() == [len(text) for _, text in sequences] and int(trace.text_first[0]) == 0
@@ -202,7 +204,7 @@ def test_texts_beside_each_other_do_not_see_each_other():
     together = recorder.record(sequences, range(3))
     alone = join([recorder.record([text], [row]) for row, text in enumerate(sequences)])
     assert together.tokens.tolist() == alone.tokens.tolist() and together.num_steps > together.num_positions
-    for name in ("chance", "draft_prob", "entropy", "alpha", "accept_prob", "target_entropy"):
+    for name in ("text_accept_prob", "draft_prob", "entropy", "alpha", "accept_prob", "target_entropy"):
         assert torch.allclose(getattr(together, name), getattr(alone, name), atol=1e-6), name
 
 
@@ -342,12 +344,12 @@ def test_texts_of_what_is_not_a_number_are_left_out_or_refused(part, upper_bound
 def test_a_token_that_rounding_made_impossible_is_accepted_if_the_draft_has_it():
     """Of probability 0 by a tie: the probability is 1 where the draft may draw it, else 0."""
     even = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
-    for draft, chance in ((even, 1.0), (torch.tensor([[1.0, 0.0]], dtype=torch.float64), 0.0)):
+    for draft, prob in ((even, 1.0), (torch.tensor([[1.0, 0.0]], dtype=torch.float64), 0.0)):
         pair = ModelPair(target=TabularModel(even), draft=TabularModel(draft), end_ids=())
         recorder = Recorder(pair, Sampling(temperature=0.0, max_new_tokens=1), 2, draft_temperature=1.0)
         trace = recorder.record([([0], [1])] * 4, range(4))
-        assert trace.chance.tolist() == [chance] * 4 and trace.accepted.tolist() == [chance == 1.0] * 4
-        assert trace.tokens.tolist() == [int(chance)] * 4
+        assert trace.text_accept_prob.tolist() == [prob] * 4 and trace.accepted.tolist() == [prob == 1.0] * 4
+        assert trace.tokens.tolist() == [int(prob)] * 4
 
 
 # -- no more memory for more texts ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from toolkit.trace.store import file_name, read_file, read_traces
 from toolkit.trace.trace import Rows
 
 PER_TEXT = ("room", "rows")
-PER_POSITION = ("accepted", "chance", "roll_length", "target_entropy")
+PER_POSITION = ("accepted", "text_accept_prob", "roll_length", "target_entropy")
 PER_STEP = ("tokens", "draft_prob", "token_prob", "entropy", "top_probs", "accept_prob", "alpha")
 
 
@@ -38,7 +38,7 @@ def trace_of(lengths, rolls, seed=0, **about):
         room=torch.arange(len(lengths)) + 5,
         rows=torch.arange(len(lengths)) + 100 * seed,
         accepted=torch.tensor(rolls) == 0,
-        chance=some(positions),
+        text_accept_prob=some(positions),
         roll_first=torch.where(torch.tensor(rolls) > 0, positions + ends - torch.tensor(rolls), 0),
         roll_length=torch.tensor(rolls, dtype=torch.int32),
         target_entropy=some(positions),
@@ -136,6 +136,7 @@ def test_a_trace_is_read_as_it_was_written(three, tmp_path, mapped):
     path = whole.save(tmp_path / "one.safetensors")
     assert path == tmp_path / "one.safetensors"
     same(Trace.load(path), whole)
+    assert "chance" in load_tensors(path, "trace", "")[0]  # the name in recordings of earlier revisions
     for changed in (
         replace(whole, hidden=None, estimates={}),
         replace(whole, estimates={"a/b": whole.estimates["mine"]}),  # names may hold slashes

@@ -103,11 +103,11 @@ def test_later_orders_of_the_bound_look_at_the_set_found_last(monkeypatch):
 
 def test_widths_of_many_layers_are_those_of_each_alone():
     p, q = (distribution.reshape(4, 6, 4) for distribution in pairs(8))
-    chances, fills = acceptance_probs(p, q, 3), fill_probs(p, q, 3)
+    accepted, fills = acceptance_probs(p, q, 3), fill_probs(p, q, 3)
     widths = layer_width(p, q, 3, 0.6)
     for a in range(4):
         for b in range(6):
-            assert acceptance_probs(p[a, b], q[a, b], 3).tolist() == pytest.approx(chances[a, b].tolist(), abs=1e-14)
+            assert acceptance_probs(p[a, b], q[a, b], 3).tolist() == pytest.approx(accepted[a, b].tolist(), abs=1e-14)
             assert fill_probs(p[a, b], q[a, b], 3).tolist() == pytest.approx(fills[a, b].tolist(), abs=1e-14)
             assert int(layer_width(p[a, b], q[a, b], 3, 0.6)) == int(widths[a, b])
     counts = (torch.arange(24) % 3 + 1).reshape(4, 6)

@@ -116,8 +116,8 @@ def test_emitted_texts_follow_the_target(rule, how):
     assert len(verdict.length.unique()) == 3
     tokens = emitted(proposal, verdict, target, uniform(rows, 3, seed=7))
     share = torch.bincount(tokens @ torch.tensor([9, 3, 1]), minlength=27) / rows
-    chances = torch.einsum("a,ab,bc->abc", target[0], target, target).flatten()
-    assert ((share - chances).abs() <= 5 * (chances * (1 - chances) / rows).sqrt()).all()
+    probs = torch.einsum("a,ab,bc->abc", target[0], target, target).flatten()
+    assert ((share - probs).abs() <= 5 * (probs * (1 - probs) / rows).sqrt()).all()
 
 
 @pytest.mark.parametrize("name", RULES)

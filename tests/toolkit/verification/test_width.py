@@ -38,7 +38,7 @@ def test_number_accepted_by_hand():
 
 
 def test_a_layer_fills_as_often_as_the_rule_fills_it():
-    """fill_chances is about the walk that does stop: the rule's own distribution, summed over all candidates."""
+    """fill_probs is about the walk that does stop: the rule's own distribution, summed over all candidates."""
     from itertools import product
 
     rule = get("beam_layer")
@@ -87,7 +87,7 @@ def expected_layers(threshold: float, fill_prob: float, num_layers: int) -> floa
     """(1 - a^(gamma + 1)) / (1 - a), a = min(t, beta): layers per round, the target's own last one included.
 
     Theorem 3.2: exact where every layer fills with probability a (beta <= t in every layer, all alike). Otherwise a layer fills
-    with a probability of at least min(t, its own beta). `fill_chance` is beta, P(at least W_min accepted).
+    with a probability of at least min(t, its own beta). `fill_prob` is beta, P(at least W_min accepted).
     """
     prob = min(threshold, fill_prob)
     return float(sum(prob**n for n in range(num_layers + 1)))

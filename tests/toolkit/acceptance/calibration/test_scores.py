@@ -100,7 +100,7 @@ def test_platts_map_of_binned_logits_is_that_of_the_logits(logits):
 
 
 @pytest.mark.parametrize(
-    ("at", "chances"),
+    ("at", "probs"),
     [
         ([-1.0, -2.0, 1.0, 3.0], [0.0, 0.0, 1.0, 1.0]),  # no sample on the wrong side: a scale that is large and finite
         ([7.5], [1.0]),
@@ -109,9 +109,9 @@ def test_platts_map_of_binned_logits_is_that_of_the_logits(logits):
         ([-1.77, 1.87, 5.2, 1.72, -2.99], [0.3, 0.0, 0.6, 0.2, 0.1]),
     ],
 )
-def test_platts_map_is_where_the_loss_would_gain_what_the_pull_takes(at, chances):
+def test_platts_map_is_where_the_loss_would_gain_what_the_pull_takes(at, probs):
     scores = CalibrationScores()
-    scores.update(torch.tensor(at), torch.tensor(chances))
+    scores.update(torch.tensor(at), torch.tensor(probs))
     scale, shift, loss = platt_scaled(scores.accepted, scores.rejected)
     width = 40 / len(scores.accepted)
     middle = (torch.arange(len(scores.accepted), dtype=torch.float64) + 0.5) * width - 20
