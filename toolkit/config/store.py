@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,10 @@ NO_CHOICE = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*
 NO_PLUS = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
 
 
-def register(store: ConfigStore) -> None:
-    """Put the keys of every command, with their defaults, into a store of Hydra's: `decode_keys` and so on."""
-    for name, section in COMMANDS.items():
-        store.store(f"{name}_keys", defaults_of(section))
+def register(store: ConfigStore, commands: Iterable[str] = tuple(COMMANDS)) -> None:
+    """Put the keys of commands, with their defaults, into a store of Hydra's: `decode_keys` and so on."""
+    for name in commands:
+        store.store(f"{name}_keys", defaults_of(COMMANDS[name]))
 
 
 def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
@@ -121,7 +121,10 @@ def _compose(config_name: str, *overrides: str) -> tuple[Any, list[str]]:
 
 @cache
 def _store() -> ConfigStore:
-    """A store of configs with Hydra's own entries and the keys of every command, and nothing of an application's."""
+    """A store of configs with Hydra's own entries and the keys of every command, and nothing of an application's.
+
+    A command's keys are put there when a config names them: one of many commands is composed.
+    """
     from hydra.conf import HydraConf
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
@@ -130,11 +133,16 @@ def _store() -> ConfigStore:
         def __deepcopy__(self, memo: Any) -> Store:
             return self  # Hydra copies its sources, and only reads them
 
+        def _open(self, path: str) -> Any:
+            command = path.removesuffix("_keys.yaml")
+            if command in COMMANDS and path not in self.repo:
+                register(self, [command])
+            return super()._open(path)
+
     Plugins.instance()  # launchers and sweepers enter themselves
     store = Store.__new__(Store)  # calling the class would enter it among Hydra's singletons
     store.repo = {"hydra": dict(ConfigStore.instance().repo["hydra"])}
     store.store("config", HydraConf(), group="hydra", provider="hydra")
-    register(store)
     return store
 
 
