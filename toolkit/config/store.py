@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from toolkit.config import classes, files, papers, removed
+from toolkit.config import classes, files, papers
 from toolkit.config.commands import COMMANDS, command_of, defaults_of, keys_of, section_in
 from toolkit.config.files import LOCK, choices, kept, plain, user_folders
 from toolkit.config.notes import Keys
@@ -40,23 +40,13 @@ def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
 
     Raises InputError, one line, if it does not compose.
     """
-    return deepcopy(_composed(config_name, overrides)[0])
-
-
-def without_removed(config_name: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides without those whose key is gone and whose value changed nothing (`toolkit.config.removed`)."""
-    words: list[str] = _composed(config_name, overrides)[1]
-    return words
-
-
-def _composed(config_name: str, overrides: Sequence[str]) -> Any:
     from hydra.errors import HydraException
 
     try:
         if any(word.startswith("hydra.searchpath=") for word in overrides):  # files there are not watched
             with LOCK:
                 return _compose(config_name, *overrides)
-        return kept(_compose, config_name, *overrides)
+        return deepcopy(kept(_compose, config_name, *overrides))
     except InputError:
         raise
     except (HydraException, ValueError) as error:
@@ -72,13 +62,12 @@ def _composed(config_name: str, overrides: Sequence[str]) -> Any:
         ) from error
 
 
-def _compose(config_name: str, *overrides: str) -> tuple[Any, list[str]]:
-    """What `hydra.compose` returns, by a loader of its own, and the overrides whose keys are there."""
+def _compose(config_name: str, *overrides: str) -> Any:
+    """What `hydra.compose` returns, by a loader of its own."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import ConfigRepository
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
     from hydra.core.plugins import Plugins
-    from hydra.errors import ConfigCompositionException
     from hydra.plugins.search_path_plugin import SearchPathPlugin
     from hydra.types import RunMode
     from omegaconf import open_dict
@@ -103,20 +92,10 @@ def _compose(config_name: str, *overrides: str) -> tuple[Any, list[str]]:
     path.append("schema", "structured://")
     loader = ConfigLoaderImpl(path)
     loader.repository = Sources(path)
-    words = [*overrides]
-    while True:
-        try:
-            config = loader.load_configuration(config_name, words, RunMode.RUN, from_shell=False)
-            break
-        except ConfigCompositionException as error:
-            match, before = NO_KEY.search(str(error)), words
-            words = removed.without(config_name, match[1], words) if match else words
-            if words == before:
-                raise
+    config = loader.load_configuration(config_name, [*overrides], RunMode.RUN, from_shell=False)
     with open_dict(config):
         del config["hydra"]
-    removed.drop_removed(config_name, config)
-    return config, words
+    return config
 
 
 @cache
