@@ -28,7 +28,7 @@ BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE |
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.py)`")
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PAGES += sorted(DOCS.rglob("*.md"))
 MAIN = re.compile(r'^if __name__ == "__main__":.*\n    from toolkit\.runs\.command import main$', re.MULTILINE)
 INTERNAL = {"data_gen.toy"}  # made the embedded pair
