@@ -30,7 +30,7 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:[\w.-]+/)*[\w.-]+\.py)`")
 OBJECT = re.compile(r"`((?:toolkit|data_gen|analysis|benchmarks)(?:\.(?!py`|txt`)\w+)+)(?:\([^`]*\))?`")
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "MIGRATION.md", "CHANGELOG.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PAGES += sorted(DOCS.rglob("*.md"))
 MAIN = re.compile(r'^if __name__ == "__main__":.*\n    from toolkit\.runs\.command import main$', re.MULTILINE)
 INTERNAL = {"data_gen.toy"}  # made the embedded pair
@@ -63,16 +63,10 @@ def anchor(heading: str) -> str:
 
 
 def commands() -> set[str]:
-    """Modules that are commands; those of a few lines only name their successor."""
+    """Modules that are commands."""
     paths = [path for package in ("toolkit", "data_gen", "analysis") for path in (ROOT / package).glob("*.py")]
     texts = {f"{path.parent.name}.{path.stem}": path.read_text(encoding="utf-8") for path in paths}
-    return {name for name, text in texts.items() if MAIN.search(text) and len(lines_of(text)) > 15}
-
-
-def merged() -> set[str]:
-    """Commands that have become a part of another one, by MIGRATION.md."""
-    text = (ROOT / "MIGRATION.md").read_text(encoding="utf-8")
-    return set(re.findall(r"^\| `python -m ([\w.]+)` ", text, re.MULTILINE))
+    return {name for name, text in texts.items() if MAIN.search(text)}
 
 
 def test_the_examples_of_extending_run(tmp_path, monkeypatch):
@@ -137,7 +131,7 @@ def test_links_files_and_commands_exist(page):
         for name, path in paths.items()
         if not any(map(Path.exists, (path.with_suffix(".py"), path / "__main__.py")))
     }
-    assert not missing - (merged() if page.name == "MIGRATION.md" else set())
+    assert not missing
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in HISTORY], ids=lambda page: page.name)
@@ -182,7 +176,7 @@ def test_every_folder_of_the_packages_has_its_room():
 
 
 def test_every_command_is_documented():
-    assert commands() - INTERNAL - merged() == {words[2] for words in command_lines(DOCS / "commands.md")}
+    assert commands() - INTERNAL == {words[2] for words in command_lines(DOCS / "commands.md")}
 
 
 # What makes a command small; the folders that words in capitals stand for are made by the commands above it.
@@ -200,7 +194,7 @@ TINY = {
     "analysis.timing": ["prompts.limit=4", "sampling.max_new_tokens=6", "batch_sizes=[]", "num_drafted=[1,2]"],
     "analysis.advise": ["sampling.max_new_tokens=8", "hardware=h100", "batch_sizes=[1]"],
     "analysis.serving": ["sampling.max_new_tokens=8", "requests=2", "users=[1]"],
-    "analysis.heads": ["depth=2", "max_drafted=3", "max_depth=3"],
+    "analysis.heads": ["depth=2", "max_drafted=3"],
 }
 ANSWER = {  # with a vLLM server's counts
     "metrics": {

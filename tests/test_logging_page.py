@@ -37,20 +37,12 @@ def pattern(node: ast.expr) -> str | None:
     return None
 
 
-def merged() -> set[str]:
-    """Modules that are only old names of commands, by MIGRATION.md."""
-    text = (ROOT / "MIGRATION.md").read_text(encoding="utf-8")
-    return set(re.findall(r"^\| `python -m ([\w.]+)` ", text, re.MULTILINE))
-
-
 def logged() -> set[tuple[str, str]]:
     """(file, key) of every call of a logging function, and of every curve's name."""
     calls = set()
     for package in ("toolkit", "analysis"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = str(path.relative_to(ROOT))
-            if name.removesuffix(".py").replace("/", ".") in merged():
-                continue
             text = path.read_text(encoding="utf-8")
             curves = "log_metrics(" in text or "log_dict(" in text
             for node in ast.walk(ast.parse(text)):

@@ -93,9 +93,3 @@ def interrupted(interrupt: KeyboardInterrupt) -> NoReturn:
 def exit_code(number: int) -> int:
     """The exit code that shells give a process that a signal has ended."""
     return 128 + number
-
-
-def merged(old: str, new: str) -> NoReturn:
-    """End the process of a command that became part of another one: one line names the successor, the exit code is 2."""
-    print(f"error: {old} is part of another command now: python -m {new}", file=sys.stderr)
-    sys.exit(2)

@@ -2,8 +2,6 @@
 
 import shlex
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -286,14 +284,6 @@ def test_a_line_loses_only_beyond_its_interval(throughput_high, gain_high, said)
         {"method": ["rate", "autoregressive", "oracle"], "throughput_high": throughput_high, "gain_high": gain_high}
     )
     assert notes(lines, "fixed K") == [said, "", ""]
-
-
-def test_a_merged_command_names_its_successor():
-    """The old name ends with one line and exit code 2, whatever follows it."""
-    words = [sys.executable, "-m", "analysis.standing", "dev=[x]", "cost_ratios=[.2]"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1 and "python -m analysis.frontier" in done.stderr
 
 
 # -- replayed sweeps: the upper bound beside the oracle, the best K of every prompt, the table over cost ratios ----------

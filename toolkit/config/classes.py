@@ -33,7 +33,6 @@ from toolkit.files.text import first_line
 OURS = ("toolkit", "analysis", "data_gen", "hydra_plugins")  # packages of this toolkit
 NEAR = 0.8  # likeness of a misspelt key and the right one
 INSTALLED = {"site-packages", "dist-packages"}
-MOVED = {"toolkit.padding": "toolkit.testing.padding"}  # modules that a yaml of an earlier revision may name
 PLAIN = (int, float, str, bool, type(None))
 TYPES = (*PLAIN, list, dict, tuple, set, Path, Sequence, Mapping, Collection)  # of values that a config can hold
 
@@ -47,8 +46,6 @@ def no_such(key: str, target: str) -> InputError:
     """The error for a key that names a class or function which does not exist."""
     module, _, name = target.replace(":", ".").rpartition(".")
     reason = hidden(module)
-    if reason is None and module in MOVED:
-        return InputError(f"{key}: {target} is {MOVED[module]}.{name} now")
     if reason is None and module in sys.modules:
         content = vars(sys.modules[module]).items()
         names = [name for name, value in content if isinstance(value, type | FunctionType) and name[0] != "_"]

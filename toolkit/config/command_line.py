@@ -35,7 +35,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         from hydra.core.config_store import ConfigStore
 
         from toolkit.config.check import check
-        from toolkit.config.store import composed, without_removed
+        from toolkit.config.store import composed
 
         check_choices(flags.overrides)
         papers.register(
@@ -45,8 +45,6 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         runs = not (flags.cfg or flags.info or flags.multirun)  # each job of a sweep is checked when it runs
         root = flags.config_name or config_name
         check(composed(root, overrides), root, complete=runs, values=runs)
-        gone = {*overrides} - {*without_removed(root, overrides)}
-        tidy = [word for word in tidy if word not in gone]
     return tidy
 
 

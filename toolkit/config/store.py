@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from toolkit.config import classes, files, papers, removed
+from toolkit.config import classes, files, papers
 from toolkit.config.commands import COMMANDS, command_of, defaults_of, keys_of, section_in
 from toolkit.config.files import LOCK, choices, kept, plain, user_folders
 from toolkit.config.notes import Keys
@@ -29,10 +29,10 @@ NO_CHOICE = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*
 NO_PLUS = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
 
 
-def register(store: ConfigStore) -> None:
-    """Put the keys of every command, with their defaults, into a store of Hydra's: `decode_keys` and so on."""
-    for name, section in COMMANDS.items():
-        store.store(f"{name}_keys", defaults_of(section))
+def register(store: ConfigStore, commands: Iterable[str] = tuple(COMMANDS)) -> None:
+    """Put the keys of commands, with their defaults, into a store of Hydra's: `decode_keys` and so on."""
+    for name in commands:
+        store.store(f"{name}_keys", defaults_of(COMMANDS[name]))
 
 
 def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
@@ -40,23 +40,13 @@ def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
 
     Raises InputError, one line, if it does not compose.
     """
-    return deepcopy(_composed(config_name, overrides)[0])
-
-
-def without_removed(config_name: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides without those whose key is gone and whose value changed nothing (`toolkit.config.removed`)."""
-    words: list[str] = _composed(config_name, overrides)[1]
-    return words
-
-
-def _composed(config_name: str, overrides: Sequence[str]) -> Any:
     from hydra.errors import HydraException
 
     try:
         if any(word.startswith("hydra.searchpath=") for word in overrides):  # files there are not watched
             with LOCK:
                 return _compose(config_name, *overrides)
-        return kept(_compose, config_name, *overrides)
+        return deepcopy(kept(_compose, config_name, *overrides))
     except InputError:
         raise
     except (HydraException, ValueError) as error:
@@ -72,13 +62,12 @@ def _composed(config_name: str, overrides: Sequence[str]) -> Any:
         ) from error
 
 
-def _compose(config_name: str, *overrides: str) -> tuple[Any, list[str]]:
-    """What `hydra.compose` returns, by a loader of its own, and the overrides whose keys are there."""
+def _compose(config_name: str, *overrides: str) -> Any:
+    """What `hydra.compose` returns, by a loader of its own."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.config_repository import ConfigRepository
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
     from hydra.core.plugins import Plugins
-    from hydra.errors import ConfigCompositionException
     from hydra.plugins.search_path_plugin import SearchPathPlugin
     from hydra.types import RunMode
     from omegaconf import open_dict
@@ -103,25 +92,18 @@ def _compose(config_name: str, *overrides: str) -> tuple[Any, list[str]]:
     path.append("schema", "structured://")
     loader = ConfigLoaderImpl(path)
     loader.repository = Sources(path)
-    words = [*overrides]
-    while True:
-        try:
-            config = loader.load_configuration(config_name, words, RunMode.RUN, from_shell=False)
-            break
-        except ConfigCompositionException as error:
-            match, before = NO_KEY.search(str(error)), words
-            words = removed.without(config_name, match[1], words) if match else words
-            if words == before:
-                raise
+    config = loader.load_configuration(config_name, [*overrides], RunMode.RUN, from_shell=False)
     with open_dict(config):
         del config["hydra"]
-    removed.drop_removed(config_name, config)
-    return config, words
+    return config
 
 
 @cache
 def _store() -> ConfigStore:
-    """A store of configs with Hydra's own entries and the keys of every command, and nothing of an application's."""
+    """A store of configs with Hydra's own entries and the keys of every command, and nothing of an application's.
+
+    A command's keys are put there when a config names them: one of many commands is composed.
+    """
     from hydra.conf import HydraConf
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
@@ -130,11 +112,16 @@ def _store() -> ConfigStore:
         def __deepcopy__(self, memo: Any) -> Store:
             return self  # Hydra copies its sources, and only reads them
 
+        def _open(self, path: str) -> Any:
+            command = path.removesuffix("_keys.yaml")
+            if command in COMMANDS and path not in self.repo:
+                register(self, [command])
+            return super()._open(path)
+
     Plugins.instance()  # launchers and sweepers enter themselves
     store = Store.__new__(Store)  # calling the class would enter it among Hydra's singletons
     store.repo = {"hydra": dict(ConfigStore.instance().repo["hydra"])}
     store.store("config", HydraConf(), group="hydra", provider="hydra")
-    register(store)
     return store
 
 

@@ -61,7 +61,6 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, A
     from omegaconf import DictConfig
 
     from toolkit.config.check import check
-    from toolkit.config.removed import drop_removed
     from toolkit.config.store import register
 
     is_checked = False
@@ -71,7 +70,6 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, A
         job = HydraConfig.get()
         try:
             root = job.job.config_name or config_name
-            drop_removed(root, cfg)
             if in_multirun() or not is_checked:
                 sources = job.runtime.config_sources  # a launcher's process has not read the command line
                 configs.use_folders(*(source.path for source in sources if source.provider == "command-line"))
