@@ -59,6 +59,7 @@ from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraini
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import read_json, write_json
+from toolkit.files.digests import cache_folder
 from toolkit.models import gguf
 from toolkit.models.draft_formats import check_kind, kind_of, reads_target
 from toolkit.models.fingerprint import Weights
@@ -95,9 +96,9 @@ def _run(cfg: commands.Distill) -> Path:
         if cfg.layers is None and cfg.pair.draft is None and cfg.from_pretrained is None:
             raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
         changed = cfg.layers is not None or cfg.vocabulary is not None or cfg.exports
-        folder = rehearse(cfg) if cfg.rehearse or (changed and not cfg.export) else None
-        if folder is not None and cfg.rehearse:
-            return folder
+        record = rehearse(cfg) if cfg.rehearse or (changed and not cfg.export) else None
+        if record is not None and cfg.rehearse:
+            return record
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     if OmegaConf.is_missing(cfg, "responses"):
         raise InputError(
@@ -310,7 +311,7 @@ def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData)
         first = data.states["train"].whole.sequences[: 4 * LAYER_TEXTS]
         sequences = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
         sequences = [(prompt, produced[:LAYER_TOKENS]) for prompt, produced in sequences]
-        layers = most_costly(target.target, sequences, cfg.layers, Path(cfg.paths.root_dir) / "layers")
+        layers = most_costly(target.target, sequences, cfg.layers, cache_folder() / "layers")
         print(f"distill: a draft of the target's layers {layers}", flush=True)
     else:
         layers = list(cfg.layers or ())

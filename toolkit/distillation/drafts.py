@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -291,7 +292,8 @@ def most_costly(model: Any, sequences: Sequence[Text], count: int, folder: Path)
         costs = list(
             tqdm(absence_costs(model, sequences), desc="cost of each layer's absence", total=total, unit="layer")
         )
-        write_json(path, {"nats": costs})
+        with suppress(InputError):  # a cache that cannot be written
+            write_json(path, {"nats": costs})
     return sorted(sorted(range(total), key=lambda layer: -costs[layer])[:count])
 
 
