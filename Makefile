@@ -11,7 +11,7 @@ help: ## list the targets
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "expected Python 3.11 to 3.13, got %d.%d: set PYTHON=" % v)'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
 	touch $(READY)
 
 install: $(READY) ## the virtual environment alone

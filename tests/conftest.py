@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -68,6 +69,18 @@ def pytest_configure(config: pytest.Config) -> None:
         from absl import logging
 
         logging.get_absl_handler().python_handler.close = lambda: None
+
+
+OUTPUTS = Path(__file__).parents[1] / "outputs"
+BEFORE = {*os.listdir(OUTPUTS)} if OUTPUTS.is_dir() else set()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that has left something in the checkout's outputs: tests write into temporary folders."""
+    left = {*os.listdir(OUTPUTS)} - BEFORE if OUTPUTS.is_dir() else set()
+    if left and not hasattr(session.config, "workerinput"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\n{OUTPUTS} holds what was not there before the tests: {', '.join(sorted(left))}")
 
 
 @pytest.fixture(scope="session")

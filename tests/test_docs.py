@@ -35,7 +35,7 @@ PAGES += sorted(DOCS.rglob("*.md"))
 MAIN = re.compile(r'^if __name__ == "__main__":.*\n    from toolkit\.runs\.command import main$', re.MULTILINE)
 INTERNAL = {"data_gen.toy"}  # made the embedded pair
 OF_READERS = {"my_parts.py", "analysis.py"}  # files that a page imagines
-HISTORY = {"MIGRATION.md", "log.md"}  # these name what is gone
+HISTORY = {"log.md"}  # it names what is gone
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:

@@ -53,7 +53,7 @@ def main() -> None:
     environment = FOLDER / "environment"
     run([sys.executable, "-m", "venv", str(environment)])
     python = str(environment / "bin" / "python")
-    run([python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel)])
+    run([python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), f"{wheel}[all]"])
     run([python, "-c", IMPORTED, str(environment)], empty)
     run([python, "-m", "toolkit.decode", "--help"], empty, quiet=True)
     own_policy(python, empty)

@@ -78,9 +78,9 @@ def _run(cfg: commands.Distill) -> Path:
     if not first:
         processes.wait()  # until the first one has made the responses and opened the folder
     else:
-        folder = kind_by_target(cfg.kind).part("training").rehearse(cfg)
-        if folder is not None and cfg.rehearse:
-            return folder  # type: ignore[no-any-return]
+        record: Path | None = kind_by_target(cfg.kind).part("training").rehearse(cfg)
+        if record is not None and cfg.rehearse:
+            return record
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     if OmegaConf.is_missing(cfg, "responses"):
         raise InputError(

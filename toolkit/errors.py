@@ -18,6 +18,12 @@ from typing import Any, NoReturn
 
 NOT_NUMBERS = "the models' distributions hold values that are not numbers"
 LONGEST = 80  # characters of a name that messages quote
+# Modules of the packages that pyproject.toml has in the extras `train` and `analysis`.
+ANY = {"pandas", "pyarrow", "sklearn", "matplotlib", "wandb", "requests", "rich", "httpx"}
+EXTRAS = {
+    "train": {*ANY, "pytorch_lightning", "lightning_fabric", "torchmetrics", "datasets"},
+    "analysis": {*ANY, "scipy", "textalloc", "altair", "vl_convert", "prometheus_client"},
+}
 
 
 class InputError(ValueError):
@@ -43,6 +49,18 @@ def unknown_name(kind: str, name: str, names: Iterable[str], where: str = "") ->
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return InputError(f"unknown {kind} {name!r}{where and ' ' + where}: {hint}")
+
+
+def missing_package(error: ModuleNotFoundError, importer: str) -> str | None:
+    """The line for a package of an extra that is not installed; None for any other.
+
+    importer  dotted name of the module that needs it; of two extras that have the package its own is named
+    """
+    package = str(error.name).partition(".")[0]
+    for extra in (importer.partition(".")[0], *EXTRAS):
+        if package in EXTRAS.get(extra, ()):
+            return f"{package} is not installed: pip install 'acceptance-toolkit[{extra}]'"
+    return None
 
 
 def warn(message: str) -> None:

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, Union
 from toolkit.config.files import escaped, plain, with_texts
 from toolkit.config.notes import REQUIRED, UNIONS, Key, Keys, meaning_of
 from toolkit.config.others import OTHERS
-from toolkit.errors import InputError, unknown_name
+from toolkit.errors import InputError, missing_package, unknown_name
 from toolkit.files.text import first_line
 
 OURS = ("toolkit", "analysis", "data_gen", "hydra_plugins")  # packages of this toolkit
@@ -74,6 +74,8 @@ def _located(target: str) -> Any:
         except Exception as error:  # whatever the module does
             if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
                 continue  # it is a class of the module above, or there is none
+            if isinstance(error, ModuleNotFoundError) and (line := missing_package(error, module)):
+                raise InputError(f"{target}: {line}") from error
             raise InputError(f"{target} could not be imported: {first_line(error)}") from error
         for part in parts[end:]:
             thing = getattr(thing, part, None)

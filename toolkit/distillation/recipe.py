@@ -36,7 +36,7 @@ class Recipe(ABC):
 
     @staticmethod
     def rehearse(cfg: Any) -> Path | None:
-        """Try what can be tried before there are responses; returns the folder that remembers it, None if nothing can be.
+        """Try what can be tried before there are responses; returns what remembers it, None if nothing can be.
 
         Raises InputError for what a config asks of a model and cannot have.
         """

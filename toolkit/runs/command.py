@@ -18,8 +18,8 @@ from typing import Any
 
 from toolkit import config as configs
 from toolkit.config.command_line import parsed, prepare
-from toolkit.config.commands import COMMANDS
-from toolkit.errors import InputError, answer_signals, interrupted
+from toolkit.config.commands import COMMANDS, command_of
+from toolkit.errors import InputError, answer_signals, interrupted, missing_package
 from toolkit.files.atomic import write_failure, write_json
 from toolkit.files.digests import ensure_home
 from toolkit.files.text import visible
@@ -75,8 +75,8 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, A
                 configs.use_folders(*(source.path for source in sources if source.provider == "command-line"))
                 check(cfg, root)
             result = run(cfg)
-        except (InputError, OSError) as error:
-            if (line := one_line(error)) is None:
+        except (InputError, OSError, ModuleNotFoundError) as error:
+            if (line := one_line(error, str(getattr(command_of(config_name), "module", "")))) is None:
                 raise
             if in_multirun():  # the sweep's other jobs go on; Hydra names this one's overrides and prints one line
                 raise CompactHydraException(f"error: {line}") from error
@@ -101,10 +101,12 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, A
         raise
 
 
-def one_line(error: Exception) -> str | None:
-    """What a user can fix: bad input, or files that cannot be written or read; None for other errors."""
+def one_line(error: Exception, module: str) -> str | None:
+    """What a user can fix: bad input, files that cannot be written or read, an extra of `module`; None for other errors."""
     if isinstance(error, InputError):
         return visible(str(error))
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error, module)
     reason, file = write_failure(error), getattr(error, "filename", None)
     if getattr(error, "errno", None) is None:
         return None

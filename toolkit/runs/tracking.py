@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -67,11 +68,19 @@ def stage_named(name: str) -> Iterator[None]:
 
 
 def wandb_mode() -> Mode:
-    """What WANDB_MODE says; else online if there is an API key (WANDB_API_KEY or netrc); else offline."""
+    """What WANDB_MODE says; else online if there is an API key (WANDB_API_KEY or netrc); else offline.
+
+    Disabled, with one line, where wandb is not installed.
+    """
     spelling = os.environ.get("WANDB_MODE", "").strip().lower()
+    if spelling and spelling not in SPELLINGS:
+        raise InputError(f"WANDB_MODE: expected online, offline or disabled, got {spelling!r}")
+    if spelling and SPELLINGS[spelling] == "disabled":
+        return "disabled"
+    if find_spec("wandb") is None:
+        print("wandb: not installed, nothing is logged (pip install 'acceptance-toolkit[train]')")
+        return "disabled"
     if spelling:
-        if spelling not in SPELLINGS:
-            raise InputError(f"WANDB_MODE: expected online, offline or disabled, got {spelling!r}")
         return SPELLINGS[spelling]
     from requests.utils import get_netrc_auth  # as wandb itself looks for the key
 

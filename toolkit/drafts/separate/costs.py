@@ -7,6 +7,7 @@ ShortGPT, arXiv:2403.03853, who rank layers by the angle between their input and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def most_costly(model: Any, sequences: Sequence[Text], count: int, folder: Path)
         costs = list(
             tqdm(absence_costs(model, sequences), desc="cost of each layer's absence", total=total, unit="layer")
         )
-        write_json(path, {"nats": costs})
+        with suppress(InputError):  # a cache that cannot be written
+            write_json(path, {"nats": costs})
     return sorted(sorted(range(total), key=lambda layer: -costs[layer])[:count])
 
 

@@ -6,6 +6,7 @@ tokens. So what a family of models does not allow is one line at the start, not 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from toolkit.config import commands, instantiate, plain
+from toolkit.config.identity import contents_of
 from toolkit.distillation.drafts import DRAFT, export
 from toolkit.drafts.separate.costs import draft_of
 from toolkit.drafts.separate.exports import check_compact, export_all, output_rows
@@ -21,30 +23,32 @@ from toolkit.drafts.separate.layers import layers_in
 from toolkit.drafts.separate.weights import begin
 from toolkit.engine.facts import end_ids, vocab_size
 from toolkit.errors import InputError
+from toolkit.files.atomic import content_hash, write_json
+from toolkit.files.digests import cache_folder
 from toolkit.files.text import first_line
 from toolkit.models.pair import ModelPair, load_draft, load_tokenizer
 from toolkit.models.probe import check_same_logits, probe_text
 from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
-from toolkit.runs.stage import open_stage
+from toolkit.runs.stage import provenance
 
 KEYS = ("pair", "from_pretrained", "layers", "shape", "vocabulary", "exports", "seed")
 
 
 def rehearse(cfg: commands.Distill) -> Path:
-    """Make a draft as a config describes it, write it and read it; returns the folder that remembers that this went well.
+    """Make a draft as a config describes it, write it and read it; returns the file that remembers that this went well.
 
+    The file is in the user's cache. Where nothing can be kept there, every run rehearses.
     Raises InputError if its family of models does not allow it, or what was read is not what was written.
     """
     config = {key: value for key, value in plain(cfg).items() if key in KEYS}
-    stage = open_stage("rehearsal", {**config, "paths": {"root_dir": cfg.paths.root_dir, "output_dir": None}})
-    if not stage.finished:
-        try:
-            with TemporaryDirectory() as folder:
-                _rehearse(cfg, Path(folder))
-            stage.finish()
-        finally:
-            stage.leave()
-    return stage.folder
+    name = content_hash([contents_of(config, "distill", ask=True).identity, provenance()["versions"]])
+    record = cache_folder() / "rehearsals" / f"{name}.json"
+    if not record.exists():
+        with TemporaryDirectory() as folder:
+            _rehearse(cfg, Path(folder))
+        with suppress(InputError):
+            write_json(record, config)
+    return record
 
 
 def _rehearse(cfg: commands.Distill, folder: Path) -> None:

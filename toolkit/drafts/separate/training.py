@@ -14,6 +14,7 @@ from toolkit.drafts.separate.rehearsal import rehearse
 from toolkit.drafts.separate.weights import begin
 from toolkit.engine.facts import end_ids, vocab_size
 from toolkit.errors import InputError
+from toolkit.files.digests import cache_folder
 from toolkit.models import gguf
 from toolkit.models.pair import ModelPair
 from toolkit.models.reduced import reduce_vocabulary
@@ -72,7 +73,7 @@ def from_target(cfg: Any, target: ModelPair | None, data: TextData) -> Any:
         first = data.states["train"].whole.sequences[: 4 * LAYER_TEXTS]
         sequences = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
         sequences = [(prompt, produced[:LAYER_TOKENS]) for prompt, produced in sequences]
-        layers = most_costly(target.target, sequences, cfg.layers, Path(cfg.paths.root_dir) / "layers")
+        layers = most_costly(target.target, sequences, cfg.layers, cache_folder() / "layers")
         print(f"distill: a draft of the target's layers {layers}", flush=True)
     else:
         layers = list(cfg.layers or ())
