@@ -139,9 +139,9 @@ def _tensorrt(draft: str, kind: DraftKind, ranges: Sequence[Sequence[int]]) -> s
 def _other_engines(draft: str, kind: DraftKind, lengths: Mapping[int, int], alive: Sequence[float]) -> dict[str, str]:
     """Files of TensorRT-LLM, SGLang and llama.cpp. Flags are those of the smallest batch size."""
     length = lengths[min(lengths)]
-    files = {
-        f"tensorrt_llm{end}.yaml": _tensorrt(draft, kind, triples(table)) for end, table in _schedules(lengths).items()
-    }
+    files = {}
+    for end, table in _schedules(lengths).items():
+        files[f"tensorrt_llm{end}.yaml"] = _tensorrt(draft, kind, triples(table))
     if any(lengths.values()):
         steps = {str(first): {"candidate_steps": [length]} for first, _, length in triples(lengths)}
         files["sglang_adaptive.json"] = json.dumps(steps, indent=2) + "\n"

@@ -234,10 +234,8 @@ def cells_of(table: PaperTable, runs: Runs) -> dict[tuple[str, str], Cell]:
         source = table.source(row, column)
         pair = source.get("of_pair")
         other_pairs = runs.pairs & set(table.pairs) - {pair} if pair else set()
-        if other_pairs:
-            cells[row, column] = Cell(None, why="not run: another pair")
-        else:
-            cells[row, column] = runs.cell(source, f"{table.item}, {row} / {column}")
+        empty = Cell(None, why="not run: another pair")
+        cells[row, column] = empty if other_pairs else runs.cell(source, f"{table.item}, {row} / {column}")
     return cells
 
 

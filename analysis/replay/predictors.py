@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -103,9 +103,8 @@ def compare_predictors(cfg: commands.Heads) -> Path:
     stage = open_stage("heads", cfg, inputs=[folder / SUMMARY for folder in recordings], ignore=("track",))
     if not stage.finished:
         draft = instantiate(cfg.draft)
-        fitted = Samples.join(
-            [samples(read_traces(folder, replicate=None), cfg.max_drafted, cfg.seed) for folder in learned]
-        )
+        traces = (read_traces(folder, replicate=None) for folder in learned)
+        fitted = Samples.join([samples(trace, cfg.max_drafted, cfg.seed) for trace in traces])
         rows = _fitted_rows(fitted, cfg)
         parts = {name: samples(read_traces(pair[0]), cfg.max_drafted, cfg.seed) for name, pair in folders.items()}
         for name, part in parts.items():
@@ -195,18 +194,14 @@ def _at_level(domain: Domain, row: str, trace: Trace, levels: list[float]) -> Ar
     return counts[chosen if row == FIXED else 0]
 
 
-@dataclass
-class Scored:
-    """What an estimator says of a domain's test texts.
+class Scored(NamedTuple):
+    """An estimator on a domain's test texts."""
 
-    depths         ECE by depth and over all, raw and with the maps of the tuning texts
-    figures        AUC and log loss of drawn tokens, and ECE as the mean over depths
-    without_level  by column, counts [texts, counts] of the rate rule at cost_ratio; None: it takes no such estimator
-    """
-
-    depths: pd.DataFrame
-    figures: dict[str, Any]
-    without_level: dict[str, Array | None]
+    depths: pd.DataFrame  # ECE by depth and over all, raw and calibrated on the tuning texts
+    figures: dict[str, Any]  # AUC and log loss of drawn tokens, and ECE as the mean over depths
+    without_level: dict[
+        str, Array | None
+    ]  # by column, counts [texts, counts] of the rate rule; None: not its estimator
 
 
 def _scored(domain: Domain, cfg: commands.Heads) -> dict[str, Scored]:
@@ -288,10 +283,7 @@ def _with_head(trace: Trace, head: CandidateHead, draft: Any) -> Trace:
 def microseconds(call: Callable[[DraftStep], Any], draft: Any) -> float:
     """The median time of an estimate for one row, the statistics of q that it reads included."""
     generator, times = torch.Generator().manual_seed(0), []
-    logits, hidden = (
-        torch.randn(1, vocab_size(draft), generator=generator),
-        torch.randn(1, hidden_size(draft), generator=generator),
-    )
+    logits, hidden = (torch.randn(1, size(draft), generator=generator) for size in (vocab_size, hidden_size))
     for _ in range(CALLS):
         step = DraftStep(1, logits, logits.softmax(-1), hidden, torch.tensor([1]))
         started = perf_counter()

@@ -127,9 +127,8 @@ class SweepContext:
         for number, generation in enumerate(generations):
             counts = {**vars(generation.counts), **round_lengths(generation.rounds, chains)}
             counts |= {name: sum(f"{r.source}_rounds" == name for r in generation.rounds) for name in SOURCES}
-            ids = generation.prompt_ids, generation.token_ids
-            ended = generation.finish_reason, generation.error
-            rows.append(self.row(number, method.lossless, counts, *ended, seconds, *ids))
+            ended = generation.finish_reason, generation.error, seconds, generation.prompt_ids, generation.token_ids
+            rows.append(self.row(number, method.lossless, counts, *ended))
         return checked(rows)
 
     def within_context(self, responses: pd.DataFrame) -> pd.DataFrame:

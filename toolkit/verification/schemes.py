@@ -48,19 +48,20 @@ def without_replacement(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, 
     for uniform in uniforms.unbind(-1):
         drawn.append(draw(left, uniform))
         left.scatter_(-1, drawn[-1].unsqueeze(-1), 0.0)
-    return _padded(torch.stack(drawn, -1), draft_probs)
+    return _padded(torch.stack(drawn, -1), num_distinct(draft_probs, uniforms.shape[-1]))
 
 
 def greedy(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """The K - 1 most probable of draft_probs [..., V], and one draw from the rest with the last uniform."""
     top = _widened(top_tokens(draft_probs, uniforms.shape[-1] - 1), uniforms.shape[-1] - 1)
     sampled = draw(draft_probs.scatter(-1, top, 0.0), uniforms[..., -1])
-    return _padded(torch.cat([top, sampled.unsqueeze(-1)], -1), draft_probs)
+    return _padded(torch.cat([top, sampled.unsqueeze(-1)], -1), num_distinct(draft_probs, uniforms.shape[-1]))
 
 
 def top_k(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """The K most probable of draft_probs [..., V], of equals the first; uniforms [..., K] give K, and are not used."""
-    return _padded(_widened(top_tokens(draft_probs, uniforms.shape[-1]), uniforms.shape[-1]), draft_probs)
+    num_drafts = uniforms.shape[-1]
+    return _padded(_widened(top_tokens(draft_probs, num_drafts), num_drafts), num_distinct(draft_probs, num_drafts))
 
 
 def most_probable(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -69,9 +70,7 @@ def most_probable(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
     Also how many are real [...]: tokens of logit -inf cannot be drawn.
     """
     counts = (~logits.isneginf()).sum(-1).clamp(max=num_tokens)
-    ordered = _widened(top_tokens(logits, num_tokens), num_tokens)
-    padding = torch.arange(num_tokens, device=ordered.device) >= counts.unsqueeze(-1)
-    return ordered.masked_fill(padding, 0), counts
+    return _padded(_widened(top_tokens(logits, num_tokens), num_tokens), counts)
 
 
 def top_tokens(scores: Tensor, num_tokens: int) -> Tensor:
@@ -93,9 +92,8 @@ def _widened(tokens: Tensor, count: int) -> Tensor:
     return torch.nn.functional.pad(tokens, (0, count - tokens.shape[-1]))
 
 
-def _padded(drawn: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct candidates with token 0 after the real ones, and how many are real."""
-    counts = num_distinct(draft_probs, drawn.shape[-1])
+def _padded(drawn: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct candidates with token 0 after the first `counts` [...], the real ones."""
     padding = torch.arange(drawn.shape[-1], device=drawn.device) >= counts.unsqueeze(-1)
     return drawn.masked_fill(padding, 0), counts
 
