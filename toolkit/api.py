@@ -76,7 +76,8 @@ def generate(
             if isinstance(method, str)
             else method
         )
-    built = replace(built, policy=with_costs(built.policy, pair, batch_size))
+    policy = with_costs(built.policy, pair, batch_size)
+    built = built if policy is built.policy else replace(built, policy=policy)
     generations = decode(pair, prompts, built, sampling, batch_size=batch_size)
     failed = [generation.error for generation in generations if generation.error is not None]
     if failed:

@@ -25,7 +25,7 @@ from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
-from toolkit.trace.replay import draft
+from toolkit.trace.replay import check_replayed, draft
 from toolkit.trace.steps import Geometry
 from toolkit.types import RoundCounts
 
@@ -127,6 +127,7 @@ class _Server:
 
     def __post_init__(self) -> None:
         trace, policy = self.trace, self.policy
+        check_replayed(policy, trace)
         self.geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
         produced = torch.arange(trace.num_positions) - trace.text_first[:-1].repeat_interleave(trace.text_first.diff())
         prompts = torch.from_numpy(self.prompt_tokens).repeat_interleave(trace.text_first.diff())

@@ -66,7 +66,7 @@ def proposals(pair, method, text, room, state, sampling):
     for drawn in product(range(3), repeat=method.limit):
         session = pair.draft.open_session(1, 32)
 
-        class Drawing(BestSourceProposer):
+        class Drawing(type(method.proposer)):
             def draw(self, context, depth, probs, drawn=drawn):
                 return torch.tensor([drawn[depth - 1]])
 

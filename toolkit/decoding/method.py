@@ -14,6 +14,7 @@ from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, StoppingPolicy
+from toolkit.stopping.base import check_obeyed
 from toolkit.verification import LayerRule, Rule, TextRule
 from toolkit.verification.rules.mcsd_naive import NaiveMCSD
 
@@ -63,7 +64,7 @@ class Method:
             raise InputError(
                 f"method {self.name}: {policy} decides for the rows of a batch together, which only chains do; got {proposer}"
             )
-        if self.policy.uses_history and not self.proposer.supports_history:
+        if self.policy.uses_history and "observe" not in self.proposer.obeys:
             raise InputError(
                 f"method {self.name}: {policy} learns from rounds of chains, and {proposer} has none; expected a policy "
                 "without memory (fixed, confidence, tail, survival, ...)"
@@ -97,6 +98,7 @@ class Method:
         most = self.max_drafted if length is None else min(self.max_drafted, length)
         bounded = Bounded(self.policy, self.min_drafted, most).bind(pair)
         method = replace(self, policy=bounded)
+        check_obeyed(bounded, self.proposer.obeys, f"method {self.name}: {type(self.proposer).__name__}")
         if method.drafts and self.proposer.needs_draft_model:
             self._check_reads(pair, length)
             pair.check_has_draft(f"method {self.name}")

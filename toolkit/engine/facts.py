@@ -149,7 +149,7 @@ def check_mode(model: Any, role: str = "model") -> None:
 
 def check_evaluation(model: Any, role: str = "model") -> None:
     """Raises InputError if a model is in training mode and its forwards differ from those in evaluation mode."""
-    training = isinstance(model, nn.Module) and any(module.training for module in model.modules())
+    training = [module for module in model.modules() if module.training] if isinstance(model, nn.Module) else []
     if training and (reason := _random_in_training(model)):
         raise InputError(f"expected the {role} in evaluation mode, got training mode with {reason}: call .eval() on it")
 

@@ -325,7 +325,7 @@ def attention_reaches(model: Any) -> dict[str, Reach]:
 def takes_mask_per_layer_type(model: Any) -> bool:
     """Whether a model, or the decoder that it wraps, takes a dictionary of masks."""
     parts: tuple[Any, ...] = (model, model.base_model, getattr(model, "model", model), model.get_decoder())
-    return any(_reads_dictionary(part.__class__) for part in parts)
+    return any(map(_reads_dictionary, {part.__class__ for part in parts}))
 
 
 @cache
@@ -335,8 +335,8 @@ def _reads_dictionary(base: type) -> bool:
 
 def _num_layers(model: Any, config: Any) -> int:
     """How many layers may write into a cache: some families run all that they have, whatever a config was lowered to."""
-    indices = (getattr(module, "layer_idx", None) for module in model.modules())
-    return max([config.num_hidden_layers, *(index + 1 for index in indices if isinstance(index, int))])
+    indices = [getattr(module, "layer_idx", -1) for module in model.modules()]
+    return max([config.num_hidden_layers, *[index + 1 for index in indices if isinstance(index, int)]])
 
 
 @cache

@@ -89,11 +89,12 @@ class _Product:
 
 def packable(model: nn.Module, large: bool = True) -> list[nn.Linear]:
     """The linear layers of a model that can be packed: dense ones on a CPU, with the stock forward; `large` ones only."""
-    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules()):
+    modules = list(model.modules())
+    if [module for module in modules if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None]:
         return []  # compiled: it was guarded against other forwards
     return [
         module
-        for module in model.modules()
+        for module in modules
         if type(module) is nn.Linear
         and isinstance(vars(module).get("forward"), _Product | None)  # no hook of somebody else
         and type(module._parameters.get("weight")) is nn.Parameter

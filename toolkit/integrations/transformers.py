@@ -34,7 +34,7 @@ from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.integrations.custom_generate import custom_generate as custom_generate
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import Bounded, StoppingPolicy
-from toolkit.stopping.base import in_context
+from toolkit.stopping.base import check_obeyed, in_context
 from toolkit.types import DraftStep, RoundCounts
 
 
@@ -76,6 +76,7 @@ class StoppedDraft:
                 "transformers draws every token it has paid a forward pass for: expected a policy that decides after a draw "
                 "(policy.lag=1), got one that decides before it"
             )
+        check_obeyed(policy, ("begin", "step", "observe"), "transformers' assisted generation")
         if max_drafted < 1:
             raise InputError(f"max_drafted: expected at least 1, got {max_drafted}")
         if not hasattr(draft, "generation_config"):

@@ -6,15 +6,21 @@ A drawn token is always sent to the target. A policy only decides whether to dra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from toolkit.engine.device import tensor_on
+from toolkit.errors import InputError
 from toolkit.types import Drafted, Match, Step, Verified
 
 State = dict[str, Tensor]
+
+# What a policy decides or learns by, and the attribute that says whether it does so at all (None: it always does).
+HOOKS = {"begin": None, "read": "reads", "step": None, "sent": None, "plan": "plans_copies", "observe": "uses_history"}
 
 
 class StoppingPolicy:
@@ -36,6 +42,8 @@ class StoppingPolicy:
     plans_copies       True: it chooses how many copied tokens are sent, all of which are known (`plan`)
     couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
                        distribution, independently of the others, but which text it gets depends on the batch
+    passes_on          True: the hooks of this class (not of those derived from it) only pass on what the policies that it
+                       holds decide. So a proposer need not obey them (`check_obeyed`)
     """
 
     limit: int | None = None
@@ -47,6 +55,7 @@ class StoppingPolicy:
     plans_copies: ClassVar[bool] = False
     uses_history: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = False
+    passes_on: ClassVar[bool] = False
 
     @property
     def num_history(self) -> int:
@@ -107,6 +116,31 @@ class StoppingPolicy:
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         """Learn from the target's verdict and be ready for the next round: the new state."""
         return state
+
+
+def check_obeyed(policy: StoppingPolicy, obeys: Sequence[str], caller: str) -> None:
+    """Raises InputError if a policy, or one that it holds, overrides a hook that the caller does not obey.
+
+    obeys   names of HOOKS
+    caller  what the message calls the caller
+    """
+    for part in vars(policy).values():
+        if isinstance(part, StoppingPolicy):
+            check_obeyed(part, obeys, caller)
+    for hook in _overridden(type(policy)):
+        flag = HOOKS[hook]
+        if hook not in obeys and (flag is None or getattr(policy, flag)):
+            raise InputError(
+                f"{caller} does not obey `{hook}`, which {type(policy).__name__} overrides; expected a policy without it, or a "
+                "method whose proposer obeys it (docs/extending.md lists them)"
+            )
+
+
+@cache
+def _overridden(kind: type[StoppingPolicy]) -> list[str]:
+    """The hooks of a class that do more than the default, or than to pass on."""
+    neutral = [vars(part) for part in kind.__mro__ if part is StoppingPolicy or vars(part).get("passes_on")]
+    return [hook for hook in HOOKS if getattr(kind, hook) not in [names.get(hook) for names in neutral]]
 
 
 def in_context(policy: StoppingPolicy, state: State, context: Tensor | None) -> State:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from toolkit.types import Drafted, Match, Step, Verified
 class Bounded(StoppingPolicy):
     """`policy` between bounds. If the policy asks for no draft at all (`begin`), the round has no draft."""
 
+    passes_on: ClassVar[bool] = True
     policy: StoppingPolicy
     min_drafted: Annotated[int, AtLeast(0)] = 1
     max_drafted: Annotated[int, AtLeast(0)] = 20
@@ -63,7 +64,7 @@ class Bounded(StoppingPolicy):
         return self.policy.num_history
 
     def bind(self, pair: object) -> Bounded:
-        return Bounded(self.policy.within(self.limit).bind(pair), self.min_drafted, self.max_drafted)
+        return replace(self, policy=self.policy.within(self.limit).bind(pair))
 
     def init(self, num_rows: int, device: torch.device) -> State:
         return self.policy.init(num_rows, device)

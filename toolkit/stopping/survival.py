@@ -9,7 +9,7 @@ y_{k+1} from this forward pass only if the survival that includes y_k is high en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -46,7 +46,7 @@ class Survival(Thresholded):
         return self.lag == 0
 
     def bind(self, pair: object) -> Survival:
-        return Survival(self.estimator.bind(pair), self.threshold, self.lag)
+        return replace(self, estimator=self.estimator.bind(pair))
 
     def init(self, num_rows: int, device: torch.device) -> State:
         return {"survival": torch.ones(num_rows, dtype=torch.float32, device=device)}

@@ -14,8 +14,9 @@ from itertools import product
 
 import torch
 
+from toolkit.decoding import ChainProposer
 from toolkit.stopping import StoppingPolicy
-from toolkit.stopping.base import State
+from toolkit.stopping.base import State, check_obeyed
 from toolkit.types import DraftStep
 from toolkit.verification import PathRule
 from toolkit.verification.chain_enumeration import PrefixTables
@@ -29,6 +30,7 @@ def coupled_error(
     One round, summed over everything that the rows may draft; each row's tokens are completed by its p. `policy` is bound, and
     sees q's statistics, hidden states of zeros, and which rows are live. Also returns the draft lengths that occurred.
     """
+    check_obeyed(policy, ChainProposer.obeys, "coupled_error")
     depth, size = rows[0].depth, rows[0].vocab_size
     singles = list(product(range(size), repeat=depth))
     joint: dict[tuple[tuple[int, ...], ...], float] = {}

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from toolkit import metrics
+from toolkit.decoding.proposers import BestSourceProposer, ChainProposer
 from toolkit.decoding.proposers.base import where_active
+from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError, warn
 from toolkit.stopping import StoppingPolicy, Thresholded
-from toolkit.stopping.base import State
+from toolkit.stopping.base import State, check_obeyed
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
 from toolkit.trace.steps import Geometry, RecordedStep, step_at
@@ -70,6 +72,12 @@ class Replayed:
     def total(self) -> Counts:
         """The counts over all texts."""
         return Counts(**{name: int(values.sum()) for name, values in self.counts.items()})
+
+
+def check_replayed(policy: StoppingPolicy, trace: Trace | Copies, copies: Copies | None = None) -> None:
+    """Raises InputError if a policy overrides a hook that rounds on a trace do not obey; `copies` as in `replay`."""
+    proposer = CopyProposer if isinstance(trace, Copies) else ChainProposer if copies is None else BestSourceProposer
+    check_obeyed(policy, proposer.obeys, f"a replay of {proposer.__name__}")
 
 
 def draft(
@@ -156,6 +164,7 @@ def replay_rounds(
     _check_alone(policy)
     if policy.reads_matches and copies is None and isinstance(trace, Trace):
         raise InputError("this policy decides on copied tokens, and a recording holds none: expected the texts with it")
+    check_replayed(policy, trace, copies)
     geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
     where = geometry if copies is None else copies.geometry  # old recordings do not tell contexts
     _say_what_contexts_lack(policy, where)
@@ -190,6 +199,7 @@ def by_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
     """Replay a policy without memory: it is asked once for every start, and its rounds are walked then."""
     _check_memoryless(policy)
     _check_alone(policy)
+    check_replayed(policy, trace)
     geometry = Geometry.of(trace)
     _say_what_contexts_lack(policy, geometry)
     starts = torch.arange(trace.num_positions)
@@ -205,6 +215,7 @@ def sweep_levels(
     if policy.reads:
         raise InputError("sweep_levels: a policy that reads before it decides is replayed one setting at a time")
     _check_memoryless(policy)
+    check_obeyed(policy, ("begin", "step"), "sweep_levels")
     most = trace.max_drafted if max_drafted is None else max_drafted
     _check_limit(trace, most)
     geometry = Geometry.of(trace)
@@ -227,10 +238,11 @@ def visits(trace: Trace, geometry: Geometry, most: int) -> Iterator[tuple[int, T
 def score_table(trace: Trace, geometry: Geometry, policy: Thresholded, most: int) -> tuple[Tensor, Tensor]:
     """Scores after 1..M drafted tokens from every start [M, P], and how many tokens can be drafted there [P]."""
     state = policy.init(trace.num_positions, torch.device("cpu"))
+    state, begins = policy.begin(geometry.room > 0, state)
     possible = torch.zeros(trace.num_positions, dtype=torch.long)
     scores = []
     for depth, index, can_draft in visits(trace, geometry, most):
-        possible += can_draft
+        possible += can_draft & begins
         state, score = policy.score(RecordedStep(trace, depth, index), state)
         scores.append(score)
     return torch.stack(scores), possible

@@ -63,7 +63,8 @@ class Proposer(ABC):
     """What a method needs to know about a proposer.
 
     scheme              how candidates are drawn (`toolkit.verification.schemes`, "beams" for the most probable of several)
-    supports_history    policies that learn from earlier rounds can learn from its rounds
+    obeys               hooks of a policy that it obeys (`toolkit.stopping.base.HOOKS`); a policy that overrides another is
+                        refused (`Method.bind`). "observe": policies that learn can learn from its rounds
     uses_all_drafts     several draft models take part; else the first one drafts alone
     needs_draft_model   False: tokens come from elsewhere, and policies that look at a draft's distribution or states
                         have nothing to look at
@@ -74,13 +75,17 @@ class Proposer(ABC):
     """
 
     scheme: str = "iid"
-    supports_history: ClassVar[bool] = True
     uses_all_drafts: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = True
     shows_matches: ClassVar[bool] = False
     shows_live_rows: ClassVar[bool] = False
     reads_blocks: ClassVar[bool] = False
     keeps_history: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def obeys(self) -> tuple[str, ...]:
+        """Stated by every proposer, as an attribute of its class."""
 
     def num_drafts(self, available: int) -> int:
         """How many of a pair's draft models take part."""

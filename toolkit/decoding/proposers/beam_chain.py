@@ -69,6 +69,7 @@ class BeamChainProposer(TextProposer):
     num_beams: Annotated[int, Between(1, 4096), "beams of the draft"] = 8
     num_tokens: Annotated[int, Between(1, 4096), "most tokens of a round"] = 4
     scheme = "beams"
+    obeys = ("begin", "read", "step", "observe")
 
     def __post_init__(self) -> None:
         check_ranges(self, "proposer.")

@@ -32,6 +32,7 @@ class BestSourceProposer(ChainProposer):
     copies  where copied tokens come from
     """
 
+    obeys = ("begin", "read", "step", "plan", "observe")  # not `sent`: the two sources are counted apart
     shows_matches: ClassVar[bool] = True
     keeps_history: ClassVar[bool] = False
     copies: CopyProposer = field(default_factory=SuffixProposer)

@@ -49,9 +49,10 @@ class CopyProposer(TextProposer):
     """Drafts a copy as far as the policy, the limits and an end of text in it allow.
 
     A policy is asked once for all tokens (`plan`, if it plans copies), or before each token (`read`, if it reads) and after it
-    (`step`). Its steps hold the token's `match`.
+    (`step`), and for all rows at the end (`sent`). Its steps hold the token's `match`.
     """
 
+    obeys = ("begin", "read", "step", "sent", "plan", "observe")
     needs_draft_model: ClassVar[bool] = False
     shows_matches: ClassVar[bool] = True
     shows_live_rows: ClassVar[bool] = True
@@ -106,22 +107,23 @@ class CopyProposer(TextProposer):
         matches = _matches(copies, longest, device)
         if policy.plans_copies:
             state, num_drafted = policy.plan(matches, torch.where(starts, available, 0), starts, state)
-            return tokens[:, : most_of(num_drafted, longest, least=0)], num_drafted, state
-        nothing = torch.zeros(len(copies), 0, dtype=torch.float32, device=device)
-        drafting = starts & (available > 0)
-        for depth in range(1, longest + 1):
-            match = Match(
-                *(column[:, depth - 1] for column in (matches.length, matches.occurrences, matches.agreement))
-            )
-            step = DraftStep(depth, nothing, nothing, nothing, live=drafting, match=match)
-            if policy.reads:
-                new_state, go_on = policy.read(step, state)
-                state, drafting = where_active(new_state, state, drafting), drafting & go_on
-            num_drafted += drafting
-            step.tokens = tokens[:, depth - 1]
-            new_state, go_on = policy.step(step, state)
-            state = where_active(new_state, state, drafting)
-            drafting = drafting & go_on & (available > depth)
+        else:
+            nothing = torch.zeros(len(copies), 0, dtype=torch.float32, device=device)
+            drafting = starts & (available > 0)
+            for depth in range(1, longest + 1):
+                match = Match(
+                    *(column[:, depth - 1] for column in (matches.length, matches.occurrences, matches.agreement))
+                )
+                step = DraftStep(depth, nothing, nothing, nothing, live=drafting, match=match)
+                if policy.reads:
+                    new_state, go_on = policy.read(step, state)
+                    state, drafting = where_active(new_state, state, drafting), drafting & go_on
+                num_drafted += drafting
+                step.tokens = tokens[:, depth - 1]
+                new_state, go_on = policy.step(step, state)
+                state = where_active(new_state, state, drafting)
+                drafting = drafting & go_on & (available > depth)
+        num_drafted = policy.sent(num_drafted, state)
         return tokens[:, : most_of(num_drafted, longest, least=0)], num_drafted, state
 
     def commit(

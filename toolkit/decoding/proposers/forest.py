@@ -164,6 +164,7 @@ class ForestProposer(Proposer):
     min_beams: Annotated[int, Between(1, 4096)] | None = None
     scheme: Literal["iid", "without_replacement"] = "iid"
     weights: Literal["target", "draft"] = "target"
+    obeys = ("begin", "read", "step", "observe")
 
     def __post_init__(self) -> None:
         check_ranges(self, "proposer.")

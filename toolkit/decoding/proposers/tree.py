@@ -77,7 +77,7 @@ class TreeProposer(TextProposer):
     k_config: Annotated[str | int | Sequence[int], "children per level: 4x2x1 or [4,2,1]"] = "4x2x1"
     scheme: Literal["iid", "independent", "without_replacement", "greedy", "top_k"] = "iid"
     temperatures: Sequence[Annotated[float, AtLeast(0)]] = ()
-    supports_history: ClassVar[bool] = False
+    obeys = ("begin", "read", "step")
     uses_all_drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
