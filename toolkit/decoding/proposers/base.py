@@ -62,6 +62,7 @@ class DraftContext:
 class Proposer(ABC):
     """What a method needs to know about a proposer.
 
+    name                its choice in the config group `proposer`, declared by each proposer of ours
     scheme              how candidates are drawn (`toolkit.verification.schemes`, "beams" for the most probable of several)
     supports_history    policies that learn from earlier rounds can learn from its rounds
     uses_all_drafts     several draft models take part; else the first one drafts alone

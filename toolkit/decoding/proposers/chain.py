@@ -24,6 +24,7 @@ class ChainProposer(TextProposer):
     reads_each_token  True: every token costs a forward pass; False: a round costs one
     """
 
+    name = "chain"
     reads_each_token: ClassVar[bool] = True
     shows_live_rows: ClassVar[bool] = True
     keeps_history: ClassVar[bool] = True
