@@ -213,7 +213,7 @@ def build_module(
     """The draft, its teacher, its loss and its optimizer. Raises InputError if they do not go together."""
     loss = instantiate(cfg.loss)
     if not isinstance(loss, Loss):
-        raise InputError(f"loss: expected one of conf/loss/, got {type(loss).__name__}")
+        raise InputError(f"loss: expected a choice of the group loss, got {type(loss).__name__}")
     if kept_tokens(draft) is not None:
         draft.get_input_embeddings().requires_grad_(False)
     parts = [data.states[name].whole for name in ("train", "validation")]

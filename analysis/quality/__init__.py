@@ -1,4 +1,4 @@
-"""Quality of texts. One metric per file, one yaml per metric in `conf/quality/`. Scoring belongs outside timed windows."""
+"""Quality of texts; each metric declares its name. Scoring belongs outside timed windows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.quality.base import Metric, Score, TextMetric, reasons, references, table
-from toolkit.config import choices, find, instantiate, plain
+from toolkit.config import choice, choices, instantiate
 from toolkit.errors import InputError, unknown_name
 
 __all__ = [
@@ -20,11 +20,9 @@ def names() -> list[str]:
 
 def config_of(name: str, **options: Any) -> dict[str, Any]:
     """The metric's class and its options, some of them changed. Raises InputError for unknown names."""
-    from omegaconf import OmegaConf
-
     if name not in names():
         raise unknown_name("quality metric", name, names())
-    config = plain(OmegaConf.load(find("quality", name)))
+    config = choice("quality", name)
     for option in options:
         if option not in config or option == "_target_":
             raise unknown_name(f"option of the quality metric {name}", option, set(config) - {"_target_"})
@@ -32,7 +30,7 @@ def config_of(name: str, **options: Any) -> dict[str, Any]:
 
 
 def get(name: str, **options: Any) -> Metric:
-    """The metric `conf/quality/<name>.yaml`, with some of its options changed. Raises InputError for unknown names."""
+    """The metric of this name, with some of its options changed. Raises InputError for unknown names."""
     metric: Metric = instantiate(config_of(name, **options))
     return metric
 

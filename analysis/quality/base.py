@@ -41,8 +41,9 @@ class Score:
 
 
 class Metric(ABC):
-    """One way to judge texts. One file and one yaml in `conf/quality/` each.
+    """One way to judge texts.
 
+    name       its choice in the config group `quality`, declared by each metric of ours
     label      how tables call it
     columns    names of the counted quantities
     ascending  whether more is better

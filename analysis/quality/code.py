@@ -35,9 +35,10 @@ class PassAtK(Metric):
     seconds, memory       limits of a program's run (MiB)
     """
 
+    name = "pass_at_k"
     scale = "probability"
 
-    def __init__(self, k: int = 1, allow_code_execution: bool = False, seconds: float = 10.0, memory: int = 512):
+    def __init__(self, k: int = 1, allow_code_execution: bool = False, seconds: float = 10, memory: int = 512):
         if k < 1:
             raise InputError(f"k: expected at least 1, got {k}")
         if allow_code_execution is not True:

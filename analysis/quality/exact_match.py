@@ -29,6 +29,7 @@ class ExactMatch(ReferenceMetric):
     judge  math or instruct: that toy domain's; squad; auto: the domain's for prompts with a toy domain's id, else squad
     """
 
+    name = "exact_match"
     label = "exact match"
 
     def __init__(self, judge: str = "auto"):
@@ -49,6 +50,7 @@ class ExactMatch(ReferenceMetric):
 class TokenF1(ReferenceMetric):
     """Mean F1 of the words of response and reference, normalised."""
 
+    name = "f1"
     label = "F1"
 
     def compared(self, text: str, answers: Sequence[str], prompt: Prompt) -> Score:

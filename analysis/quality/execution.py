@@ -47,11 +47,12 @@ class Execution(TextMetric):
     A prompt's `answer` is the reference query, its `db_id` names the database.
     """
 
+    name = "execution"
     label = "execution accuracy"
     scale = "probability"
 
     def __init__(
-        self, databases: Annotated[str | Path | None, File()] = None, seconds: float = 5.0, max_rows: int = 100_000
+        self, databases: Annotated[str | Path | None, File()] = None, seconds: float = 5, max_rows: int = 100_000
     ):
         if databases is None or not Path(databases).is_dir():
             got = "none" if databases is None else f"{databases}, which is not a folder"

@@ -252,6 +252,7 @@ class Judge(Metric):
     request       further keys of a request; null takes one out: {max_tokens: null, max_completion_tokens: 2048}
     """
 
+    name = "judge"
     label = "judge's rating"
     columns = ("rating", "texts")
 
@@ -267,9 +268,9 @@ class Judge(Metric):
         dtype: str = "auto",
         device: str | None = None,
         batch_size: Annotated[int, AtLeast(1)] = 4,
-        seconds: Annotated[float, Above(0)] = 120.0,
+        seconds: Annotated[float, Above(0)] = 120,
         retries: Annotated[int, AtLeast(0)] = 4,
-        backoff: Annotated[float, AtLeast(0)] = 1.0,
+        backoff: Annotated[float, AtLeast(0)] = 1,
         workers: Annotated[int, AtLeast(1)] = 4,
         request: Mapping[str, Any] | None = None,
     ):

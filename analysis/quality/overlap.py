@@ -23,6 +23,7 @@ ORDERS = (1, 2, 3, 4)
 class RougeL(ReferenceMetric):
     """Mean ROUGE-L F, between 0 and 1. stem: compare word stems (English)."""
 
+    name = "rouge_l"
     label, needed = "ROUGE-L", "reference"
 
     def __init__(self, stem: bool = True):
@@ -35,6 +36,7 @@ class RougeL(ReferenceMetric):
 class Bleu(ReferenceMetric):
     """Corpus BLEU, between 0 and 100. tokenize: sacrebleu's name of how texts are cut into words."""
 
+    name = "bleu"
     label, needed = "BLEU", "reference"
     scale = "log"
     columns = ("length", "reference_length", *(f"correct_{n}" for n in ORDERS), *(f"total_{n}" for n in ORDERS))

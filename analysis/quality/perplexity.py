@@ -27,6 +27,7 @@ from toolkit.types import Generation
 class Perplexity(Metric):
     """exp of the mean negative log-likelihood. batch_size: texts per forward pass of the target."""
 
+    name = "perplexity"
     label = "perplexity"
     columns = ("nll", "tokens")
     ascending = False

@@ -25,6 +25,7 @@ from toolkit.config.files import unresolved
 from toolkit.config.help import WIDTH, help_text, without_repeats
 from toolkit.config.notes import Above, AtLeast, Between, Interval, Probability, notes
 from toolkit.config.others import OTHERS
+from toolkit.config.store import composed
 from toolkit.config.values import fits, is_known, is_node, say
 from toolkit.errors import InputError
 from toolkit.stopping import AdaEdl
@@ -39,6 +40,11 @@ FILLED = {  # root -> groups whose choices are tried in it
     "train": ("data", "model", "trainer", "callbacks", "logger"),
     "distill": ("loss", "teacher"),
 }
+
+
+def part(group: str, name: str) -> Any:
+    """A choice of a group by itself, interpolations as they are written."""
+    return unresolved(composed(f"{group}/{name}"))[group]
 
 
 def undocumented(path: str, value: Any, annotation: Any) -> list[str]:
@@ -105,8 +111,7 @@ def test_a_class_says_what_its_keys_mean_and_its_parents_the_rest():
 @pytest.mark.parametrize("group", PARTS)
 def test_every_key_of_a_part_has_a_type_and_a_meaning(group):
     for name in PARTS[group]:
-        node = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
-        node.pop("defaults", None)
+        node = part(group, name)
         if is_node(node):
             assert undocumented(name, node, Any) == []
             if group in ("rule", "stopping", "proposer", "beams"):
@@ -140,23 +145,21 @@ def test_declared_keys_of_other_classes_exist_there():
         assert takes_any or set(declared) <= {parameter.name for parameter in parameters}, target
 
 
-@pytest.mark.parametrize("name", choices("stopping"))
-def test_comments_of_a_policy_name_keys_that_it_has(name):
+@pytest.mark.parametrize("path", sorted((CONF / "stopping").glob("*.yaml")), ids=lambda path: path.stem)
+def test_comments_of_a_policy_name_keys_that_it_has(path):
     """A word in backticks or with an underscore, in a comment of conf/stopping."""
-    path = CONF / "stopping" / f"{name}.yaml"
-    keys = {part for key in config.flatten(config.unresolved(OmegaConf.load(path))) for part in key.split(".")}
+    keys = {word for key in config.flatten(part("stopping", path.stem)) for word in key.split(".")}
     for line in path.read_text().split("\n"):
         for quoted, word in re.findall(r"`(\w+)`|\b([a-z]+_[a-z_]+)\b", line.partition("#")[2]):
             assert (quoted or word) in keys, line
 
 
-def test_every_rule_has_its_yaml_and_every_yaml_its_rule():
-    named = {name: OmegaConf.load(CONF / "rule" / f"{name}.yaml")._target_ for name in choices("rule")}
-    known = {name: type(verification.get(name)) for name in verification.names()}
-    assert named == {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in known.items()}
+def test_every_rule_is_a_methods():
+    assert [verification.get(name).name for name in verification.names()] == choices("rule")
+    named = {part("rule", name)["_target_"] for name in choices("rule")}
     used = {plain(config.method_config(name))["rule"]["_target_"] for name in choices("method")}
     small = "toolkit.verification.rules.importance_lp.ImportanceLP"  # for vocabularies of at most 62 tokens
-    assert set(named.values()) - used == {small}
+    assert named - used == {small}
 
 
 # Arguments that a policy gets from its method, when it is bound.
@@ -439,7 +442,7 @@ def test_a_misspelt_key_and_a_commands_own_value_are_answered_before_anything_he
 def test_no_key_that_a_yaml_lacks_looks_like_one_that_it_has(group):
     """Else it would be refused as misspelt where it could be added."""
     for name in choices(group):
-        node = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+        node = part(group, name)
         if is_node(node):
             for key in set(classes.keys_of(node["_target_"]).keys) - set(node):
                 assert not classes.is_misspelt(key, node), f"{group}/{name}: {key}"

@@ -27,7 +27,7 @@ from toolkit.config.values import checked
 from toolkit.errors import InputError, unknown_name
 
 __all__ = [
-    "CONF", "NOT_TEXT", "choices", "compose", "escaped", "find", "flatten", "instantiate", "method", "method_config",
+    "CONF", "NOT_TEXT", "choice", "choices", "compose", "escaped", "find", "flatten", "instantiate", "method", "method_config",
     "override", "plain", "quoted", "searching", "unresolved", "use_folders", "user_folders",
 ]  # fmt: skip
 SIGN = re.compile(r"^([+~]*)")  # of an override
@@ -47,6 +47,13 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
     if checked:
         check(config, config_name, complete=False)
     return config
+
+
+def choice(group: str, name: str) -> dict[str, Any]:
+    """A choice of a config group by itself, as plain containers."""
+    from toolkit.config.store import composed
+
+    return dict(plain(composed(f"{group}/{name}"))[group])
 
 
 @checked

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from toolkit import config as configs
-from toolkit.config import files, papers
+from toolkit.config import files, papers, parts
 from toolkit.errors import InputError, unknown_name
 
 APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
@@ -31,16 +31,16 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         except BrokenPipeError:  # the reader stops early: --help | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
-        from hydra.core.config_store import ConfigStore
+    from hydra.core.config_store import ConfigStore
 
+    store, folders = ConfigStore.instance(), (files.CONF, *files.user_folders())
+    parts.register(store, folders)
+    if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
         from toolkit.config.check import check
         from toolkit.config.store import composed
 
         check_choices(flags.overrides)
-        papers.register(
-            ConfigStore.instance(), flags.overrides, (files.CONF, *files.user_folders())
-        )  # of every job of a sweep
+        papers.register(store, flags.overrides, folders)  # of every job of a sweep
         overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
         runs = not (flags.cfg or flags.info or flags.multirun)  # each job of a sweep is checked when it runs
         root = flags.config_name or config_name

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from toolkit.config import papers
+from toolkit.config import papers, parts
 from toolkit.errors import InputError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -85,10 +85,10 @@ def kept(make: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def choices(group: str) -> list[str]:
-    """Names that a config group offers, in `conf/` and in the user's own folders."""
+    """Names that a config group offers: in `conf/`, in the user's own folders, and by classes."""
     folders = (CONF, *user_folders())
     names = {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
-    return sorted(names.union(papers.names(folders) if group in papers.GROUPS else ()))
+    return sorted(names.union(parts.classes_in(group), papers.names(folders) if group in papers.GROUPS else ()))
 
 
 def find(group: str, name: str) -> Path:

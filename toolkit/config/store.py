@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from toolkit.config import classes, files, papers
+from toolkit.config import classes, files, papers, parts
 from toolkit.config.commands import COMMANDS, command_of, defaults_of, keys_of, section_in
 from toolkit.config.files import LOCK, choices, kept, plain, user_folders
 from toolkit.config.notes import Keys
@@ -72,9 +72,10 @@ def _compose(config_name: str, *overrides: str) -> Any:
     from hydra.types import RunMode
     from omegaconf import open_dict
 
-    store = _store()
+    store, folders = _store(), (files.CONF, *user_folders())
+    parts.register(store, folders)
     if any(word.lstrip("+").startswith(papers.CHOSEN) for word in overrides):
-        papers.register(store, overrides, (files.CONF, *user_folders()))
+        papers.register(store, overrides, folders)
 
     class Sources(ConfigRepository):
         def initialize_sources(self, config_search_path: Any) -> None:

@@ -85,6 +85,8 @@ class Loss(ABC):
 class ForwardKL(Loss):
     """sum p log(p / q): the draft covers whatever the target may say."""
 
+    name = "forward_kl"
+
     def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
         p, q = batch.target_log_probs, batch.draft_log_probs
         if batch.reduced:
@@ -109,6 +111,8 @@ def _smallest_rest(p: Tensor, q: Tensor) -> Tensor:
 class ReverseKL(Loss):
     """sum q log(q / p): the draft says nothing that the target would not."""
 
+    name = "reverse_kl"
+
     def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
         return _kl(batch.draft_log_probs, batch.target_log_probs)
 
@@ -120,6 +124,7 @@ class JensenShannon(Loss):
     beta  near 0 its gradient is forward KL's times beta, near 1 reverse KL's times 1 - beta
     """
 
+    name = "jsd"
     beta: Annotated[float, Between(0, 1, "()")] = 0.5
 
     def __post_init__(self) -> None:
@@ -136,6 +141,8 @@ class JensenShannon(Loss):
 class TotalVariation(Loss):
     """The probability of rejection itself. Its gradient vanishes where p and q share no mass: warm starts, or mixtures."""
 
+    name = "tvd"
+
     def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
         p, q = batch.disjoint
         return (p.exp() - q.exp()).abs().sum(-1) / 2
@@ -145,6 +152,8 @@ class TotalVariation(Loss):
 class AcceptanceLikelihood(Loss):
     """-log alpha: total variation's direction, with a gradient 1 / alpha times as long."""
 
+    name = "lk"
+
     def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
         return -torch.minimum(*batch.disjoint).logsumexp(-1)
 
@@ -152,6 +161,8 @@ class AcceptanceLikelihood(Loss):
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
     """-log q(token): ordinary training on the texts, the control of every other loss."""
+
+    name = "cross_entropy"
 
     def __call__(self, batch: DistillBatch, progress: float = 0.0) -> Tensor:
         return -batch.token_log_probs.masked_fill(~batch.has_row, 0.0)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from toolkit.config.notes import AtLeast
+from toolkit.config.notes import AtLeast, Internal
 from toolkit.distillation.data import DraftBatch, length_of
 from toolkit.distillation.losses import LOWEST, DistillBatch
 from toolkit.engine.facts import vocab_size
@@ -188,11 +188,13 @@ class CachedTeacher:
     Raises InputError if there are several targets and none is named.
     """
 
+    name = "cached"
+
     def __init__(
         self,
         target: Any,
         temperature: float,
-        about: Weights | None = None,
+        about: Annotated[Weights | None, Internal()] = None,
         *,
         folder: str,
         top_k: Annotated[int, AtLeast(1)] = 64,

@@ -32,6 +32,7 @@ class AdaEdl(StoppingPolicy):
     step_size        epsilon, how far lambda is moved after a round
     """
 
+    name = "adaedl"
     threshold: Annotated[float, Probability] = 0.4
     factor: Annotated[float, AtLeast(0)] = 0.2
     target_rate: Annotated[float, Probability] = 0.9

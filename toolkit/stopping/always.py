@@ -12,5 +12,6 @@ from toolkit.stopping.base import StoppingPolicy
 class Always(StoppingPolicy):
     """Draft as many tokens as the proposer and the method's bounds allow."""
 
+    name = "always"
     uses_history: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = False

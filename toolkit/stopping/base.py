@@ -30,6 +30,7 @@ class StoppingPolicy:
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
     A row whose state is not a number ends with an error. So an estimate that decides belongs into the state.
 
+    name               its choice in the config group `stopping`, declared by each policy of ours
     limit              the most tokens that the policy can ever ask for in a round; None: no limit of its own
     reads              True: it also decides after a forward pass, before its token is drawn (`read`)
     uses_history       False: a round's decisions do not depend on the rounds before, so that a replay may ask for all

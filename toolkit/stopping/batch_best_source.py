@@ -43,6 +43,7 @@ from toolkit.types import Drafted, Match, Step, Verified
 class BatchBestSource(BestSource):
     """Choose width, depth and sources that all rows together gain most by. Its settings are `BestSource`'s."""
 
+    name = "batch_best_source"
     couples_rows: ClassVar[bool] = True
 
     def init(self, num_rows: int, device: torch.device) -> State:

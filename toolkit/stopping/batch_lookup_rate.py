@@ -37,6 +37,7 @@ class BatchLookupRate(LookupRate):
     In its state `gain` is the sum of probabilities of the copied tokens that a row sends.
     """
 
+    name = "batch_lookup_rate"
     couples_rows: ClassVar[bool] = True
 
     def plan(self, match: Match, available: Tensor, live: Tensor, state: State) -> tuple[State, Tensor]:

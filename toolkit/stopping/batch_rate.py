@@ -32,7 +32,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import Between, File
+from toolkit.config.notes import Between, File, Internal
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
@@ -50,15 +50,16 @@ class BatchRate(StoppingPolicy):
     """Draft on while the tokens that the batch expects exceed their cost times the batch's rate.
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
-    costs       a table by batch size, a JSON or CSV file (`toolkit.costs.load`); None: `cost_ratio` and `column_cost`
-    cost_ratio  c, draft forward pass / target forward pass, whatever the batch
-    column_cost  what one more token per row adds to a target forward pass, as a share of it
+    costs       a table by batch size, a JSON or CSV file of `analysis.timing`; None: `cost_ratio` and `column_cost`
+    cost_ratio  c, draft forward pass / target forward pass, whatever the batch; None: what is measured, else .2
+    column_cost  what one more token per row adds to a target forward pass, as a share of it; None: what is measured, else 0
     acceptance  probability that a drafted token is accepted, before any round
     memory      how many drafted tokens, and how many rounds, the start counts for
     deepest     the deepest round that is planned for: set by `within`
     table, blocks  the costs, and whether a round's tokens come from one draft forward pass: set by `bind`
     """
 
+    name = "batch_rate"
     reads_states: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = True
     estimator: DrawnEstimator
@@ -67,9 +68,9 @@ class BatchRate(StoppingPolicy):
     column_cost: BatchColumn = None
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
     memory: Annotated[float, Between(0, 1e9, "(]")] = 20.0
-    deepest: int = 20
-    table: LoadCost | None = None
-    blocks: bool = False
+    deepest: Annotated[int, Internal()] = 20
+    table: Annotated[LoadCost | None, Internal()] = None
+    blocks: Annotated[bool, Internal()] = False
     _planned: dict[int, PriceTable] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -41,12 +41,13 @@ class BestSource(PricedDraft):
 
     estimator    gives `drawn_probs(step)` of the draft model's tokens
     copies       gives P(copied token accepted) from its match
-    cost_ratio   c, draft forward pass / target forward pass
-    column_cost  what one more token per row adds to a target forward pass, as a share of it
+    cost_ratio   c, draft forward pass / target forward pass; None: what is measured, else .2
+    column_cost  what one more token per row adds to a target forward pass, as a share of it; None: what is measured, else .05
 
     The rest is `PricedDraft`'s.
     """
 
+    name = "best_source"
     reads_states: ClassVar[bool] = True
     reads_matches: ClassVar[bool] = True
     plans_copies: ClassVar[bool] = True

@@ -41,6 +41,7 @@ class BlockBudget(BlockDraftRate):
     Its settings are those of `BlockDraftRate`; `evidence` is also the rounds that `acceptance` counts for.
     """
 
+    name = "block_budget"
     couples_rows: ClassVar[bool] = True
 
     def init(self, num_rows: int, device: torch.device) -> State:

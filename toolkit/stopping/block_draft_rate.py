@@ -42,12 +42,13 @@ class BlockDraftRate(PricedDraft):
     """Send a block's positions while their probability to enter the text exceeds the target's columns at the text's rate.
 
     estimator    P(x_k accepted) before x_k is drawn (`position_prob`), and once it is (`drawn_probs`), or one of the two
-    cost_ratio   c_block, draft forward pass / target forward pass
-    column_cost  what one more token per row adds to a target forward pass, as a share of it
+    cost_ratio   c_block, draft forward pass / target forward pass; None: what is measured, else .2
+    column_cost  what one more token per row adds to a target forward pass, as a share of it; None: what is measured, else .05
 
     The rest is `PricedDraft`'s.
     """
 
+    name = "block_draft_rate"
     reads: ClassVar[bool] = True
     reads_states: ClassVar[bool] = True
     estimator: BlockEstimate

@@ -23,6 +23,7 @@ class Confidence(Thresholded):
     threshold  t; larger means shorter rounds
     """
 
+    name = "confidence"
     threshold: Annotated[float, Probability] = 0.4
 
     def __post_init__(self) -> None:

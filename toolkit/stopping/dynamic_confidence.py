@@ -29,6 +29,7 @@ class DynamicConfidence(StoppingPolicy):
     history    the newest verified tokens that t is fitted to, per prompt; at most this many of one round are looked at
     """
 
+    name = "dynamic_confidence"
     threshold: Annotated[float, Probability] = 0.4
     miss_cost: Annotated[float, AtLeast(0)] = 3.0
     history: Annotated[int, Between(1, 65536)] = 256

@@ -21,6 +21,7 @@ class Fixed(StoppingPolicy):
     num_drafted  K; 0 is plain target decoding
     """
 
+    name = "fixed"
     num_drafted: Annotated[int, AtLeast(0)] = 4
     uses_history: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = False

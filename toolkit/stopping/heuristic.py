@@ -26,6 +26,7 @@ class Heuristic(StoppingPolicy):
     decrease     how much it shrinks after any other, down to 1
     """
 
+    name = "heuristic"
     num_drafted: Annotated[int, AtLeast(1)] = 5
     increase: Annotated[int, AtLeast(0)] = 2
     decrease: Annotated[int, AtLeast(0)] = 1

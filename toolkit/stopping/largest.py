@@ -24,6 +24,7 @@ class Largest(StoppingPolicy):
     threshold  larger means shorter rounds
     """
 
+    name = "largest"
     reads: ClassVar[bool] = True
     uses_history: ClassVar[bool] = False
     threshold: Annotated[float, Probability] = 0.4

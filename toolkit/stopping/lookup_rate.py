@@ -34,11 +34,12 @@ class LookupRate(Priced):
     """Copy as many tokens as gain most: their probabilities to enter the text, less what they cost at the text's rate.
 
     estimator    gives P(copied token accepted) from its match
-    column_cost  what one more token per row adds to a target forward pass, as a share of it
+    column_cost  what one more token per row adds to a target forward pass, as a share of it; None: what is measured, else .05
 
     The rest is `Priced`'s. Without `costs` every column has the same cost.
     """
 
+    name = "lookup_rate"
     needs_draft_model: ClassVar[bool] = False
     reads_matches: ClassVar[bool] = True
     plans_copies: ClassVar[bool] = True

@@ -25,6 +25,7 @@ class OnlineRate(Rate):
     The rest is `Rate`'s.
     """
 
+    name = "online_rate"
     reads_states: ClassVar[bool] = False
     estimator: LearningEstimator  # type: ignore[assignment]
 

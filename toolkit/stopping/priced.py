@@ -13,7 +13,7 @@ from typing import Annotated, Self
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import AtLeast, Between, File
+from toolkit.config.notes import AtLeast, Between, File, Internal
 from toolkit.config.values import check_ranges
 from toolkit.costs.table import CostTable
 from toolkit.stopping.base import State, StoppingPolicy
@@ -24,7 +24,7 @@ from toolkit.stopping.prices import Prices, PriceTable
 class Priced(StoppingPolicy):
     """A rule that weighs costs.
 
-    costs        a cost table, a JSON or CSV file (`toolkit.costs.load`); None: the rule's own figures, or what is measured
+    costs        a cost table, a JSON or CSV file of `analysis.timing`; None: the rule's own figures, or what is measured
     batch_size   rows that are decoded together: the table is read at this size
     initial_rate  lambda of a text that begins
     memory       target forward passes that `initial_rate` counts for
@@ -35,8 +35,8 @@ class Priced(StoppingPolicy):
     batch_size: Annotated[int, AtLeast(1)] = 1
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
-    deepest: int = 20
-    prices: PriceTable | None = None
+    deepest: Annotated[int, Internal()] = 20
+    prices: Annotated[PriceTable | None, Internal()] = None
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")

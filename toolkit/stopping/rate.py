@@ -41,13 +41,15 @@ class Rate(PricedDraft, Thresholded):
     """Stop when survival * P(next accepted) < rate * cost_ratio.
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
-    cost_ratio  c, draft forward pass / target forward pass; None: `costs`, measured or named, or what is assumed
+    cost_ratio  c, draft forward pass / target forward pass; None: `costs`, measured or named, else .2
     rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `initial_rate` on
-    costs       a cost table, a JSON or CSV file (`toolkit.costs.load`); None: `cost_ratio`, and columns for nothing
+    costs       a cost table, a JSON or CSV file of `analysis.timing`; None: the one measured here, or `cost_ratio`, named or
+                assumed, and columns for nothing
 
     The rest is `PricedDraft`'s; `batch_size`, `acceptance` and `evidence` count with a table alone.
     """
 
+    name = "rate"
     reads_states: ClassVar[bool] = True
     estimator: DrawnEstimator
     cost_ratio: Ratio = None

@@ -31,6 +31,7 @@ class Survival(Thresholded):
     lag        1: faithful, one token late; 0: reads one token further, and pays for it
     """
 
+    name = "survival"
     reads_states: ClassVar[bool] = True
     estimator: ReadEstimator
     threshold: Annotated[float, Probability] = 0.7

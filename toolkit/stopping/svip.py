@@ -25,6 +25,7 @@ class Svip(Thresholded):
     factor     of the entropy
     """
 
+    name = "svip"
     threshold: Annotated[float, AtLeast(0)] = 0.3
     factor: Annotated[float, AtLeast(0)] = 0.15
 

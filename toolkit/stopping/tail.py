@@ -24,6 +24,7 @@ class Tail(Thresholded):
     threshold  theta; larger means shorter rounds
     """
 
+    name = "tail"
     threshold: Annotated[float, Probability] = 0.2
 
     def __post_init__(self) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
-from functools import cache
+from importlib import import_module
 from typing import Any
 
+from toolkit.config.parts import classes_in
 from toolkit.errors import unknown_name
-from toolkit.verification import rules
 from toolkit.verification.base import PathRule, Rule, SelectionRule, TextRule
 from toolkit.verification.layer import LayerRule, Outcome
 
@@ -18,26 +15,12 @@ __all__ = ["LayerRule", "Outcome", "PathRule", "Rule", "SelectionRule", "TextRul
 
 def names() -> list[str]:
     """Every rule's name."""
-    return sorted(_rules())
+    return sorted(classes_in("rule"))
 
 
 def get(name: str, **params: Any) -> Any:
     """The rule `name`, built with `params`. Raises InputError with the nearest names if there is none."""
-    classes = _rules()
-    if name not in classes:
-        raise unknown_name("rule", name, classes)
-    return classes[name](**params)
-
-
-@cache
-def _rules() -> dict[str, type[Rule]]:
-    """The rule that each file of `rules/` declares. Raises TypeError unless it is one, named like its file."""
-    classes: dict[str, type[Rule]] = {}
-    for info in pkgutil.iter_modules(rules.__path__):
-        module = importlib.import_module(f"{rules.__name__}.{info.name}")
-        own = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
-        declared = [c for c in own if issubclass(c, Rule) and "name" in vars(c)]
-        if [c.name for c in declared] != [info.name]:
-            raise TypeError(f"{module.__name__}: expected one rule with name = {info.name!r}, got {declared}")
-        classes[info.name] = declared[0]
-    return classes
+    if name not in names():
+        raise unknown_name("rule", name, names())
+    module, class_name = classes_in("rule")[name]
+    return getattr(import_module(module), class_name)(**params)

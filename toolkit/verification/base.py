@@ -29,7 +29,7 @@ from toolkit.types import Proposal, Verdict
 class Rule(ABC):
     """Decides acceptance from p, q and the candidates.
 
-    name      what `toolkit.verification.get` and `conf/rule/` call it; declared by each concrete rule
+    name      what `toolkit.verification.get` and `rule=` call it; declared by each concrete rule
     lossless  the emitted text follows the target's distribution exactly
     schemes   the sampling schemes of candidates under which that holds (`toolkit.verification.schemes`)
     """

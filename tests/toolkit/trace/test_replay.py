@@ -1,6 +1,6 @@
 """Replay against the live loop: forced with the recorded tokens and acceptance draws count for count, free at temperature 0.
 
-The policies of conf/stopping/ on a chain, and rounds that choose between the draft model and copies.
+The policies of the group `stopping` on a chain, and rounds that choose between the draft model and copies.
 """
 
 from dataclasses import replace
@@ -132,7 +132,7 @@ def per_text(replayed):
 
 
 def method_of(policy, overrides=()):
-    """A chain with token-level rejection under any policy of conf/stopping/."""
+    """A chain with token-level rejection under any policy of the group `stopping`."""
     words = ["method=rate", f"stopping@method.policy={policy}", f"method.max_drafted={MAX_DRAFTED}"]
     return config.instantiate(config.compose("method_only", [*words, *(f"method.{word}" for word in overrides)]).method)
 

@@ -62,6 +62,7 @@ class DraftContext:
 class Proposer(ABC):
     """What a method needs to know about a proposer.
 
+    name                its choice in the config group `proposer`, declared by each proposer of ours
     scheme              how candidates are drawn (`toolkit.verification.schemes`, "beams" for the most probable of several)
     obeys               hooks of a policy that it obeys (`toolkit.stopping.base.HOOKS`); a policy that overrides another is
                         refused (`Method.bind`). "observe": policies that learn can learn from its rounds

@@ -66,6 +66,7 @@ class BeamChainProposer(TextProposer):
     depth), and no discarded tokens. Not for lossless rules: the chosen path is no draw from q.
     """
 
+    name = "beam_draft"
     num_beams: Annotated[int, Between(1, 4096), "beams of the draft"] = 8
     num_tokens: Annotated[int, Between(1, 4096), "most tokens of a round"] = 4
     scheme = "beams"

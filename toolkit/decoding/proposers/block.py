@@ -27,6 +27,7 @@ from toolkit.types import Proposal, Verdict
 class BlockProposer(ChainProposer):
     """One block of the first draft model per round. A round pays one draft forward pass, however much of it is sent."""
 
+    name = "block"
     keeps_history: ClassVar[bool] = False
     reads_blocks: ClassVar[bool] = True
 

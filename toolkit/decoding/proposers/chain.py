@@ -21,6 +21,7 @@ from toolkit.types import DraftStep, History, Proposal, Verdict
 class ChainProposer(TextProposer):
     """One token after another from the first draft model."""
 
+    name = "chain"
     obeys = ("begin", "read", "step", "sent", "observe")
     shows_live_rows: ClassVar[bool] = True
     keeps_history: ClassVar[bool] = True

@@ -159,6 +159,7 @@ class ForestProposer(Proposer):
     scheme      how a layer's beams are drawn from q_beam: "iid", or "without_replacement" as in the published code
     """
 
+    name = "forest"
     num_beams: Annotated[int, Between(1, 4096)] = 6
     num_layers: Annotated[int, Between(0, 4096)] = 3
     min_beams: Annotated[int, Between(1, 4096)] | None = None

@@ -24,6 +24,7 @@ class PromptLookupProposer(CopyProposer):
     min_ngram  and at least
     """
 
+    name = "prompt_lookup"
     max_ngram: Annotated[int, AtLeast(1)] = 3
     min_ngram: Annotated[int, AtLeast(1)] = 1
 

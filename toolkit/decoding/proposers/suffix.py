@@ -40,6 +40,7 @@ class SuffixProposer(CopyProposer):
     responses  earlier responses: a folder of data_gen.responses, or JSON lines with `token_ids`; null: none
     """
 
+    name = "suffix"
     max_match: Annotated[int, AtLeast(1)] = 16
     min_match: Annotated[int, AtLeast(1)] = 1
     responses: Annotated[str | None, File()] = None

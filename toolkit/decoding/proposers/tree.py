@@ -74,6 +74,7 @@ class TreeProposer(TextProposer):
     temperatures  with scheme "independent": one per source; several drafts take their own
     """
 
+    name = "tree"
     k_config: Annotated[str | int | Sequence[int], "children per level: 4x2x1 or [4,2,1]"] = "4x2x1"
     scheme: Literal["iid", "independent", "without_replacement", "greedy", "top_k"] = "iid"
     temperatures: Sequence[Annotated[float, AtLeast(0)]] = ()
