@@ -34,8 +34,8 @@ class Recipe(ABC):
     def __init__(self, cfg: Any, kind: DraftKind, settings: Any, target: ModelPair | None, tokenizer: Any):
         self.cfg, self.kind, self.settings, self.target, self.tokenizer = cfg, kind, settings, target, tokenizer
 
-    @staticmethod
-    def rehearse(cfg: Any) -> Path | None:
+    @classmethod
+    def rehearse(cls, cfg: Any) -> Path | None:
         """Try what can be tried before there are responses; returns what remembers it, None if nothing can be.
 
         Raises InputError for what a config asks of a model and cannot have.
@@ -60,7 +60,7 @@ class Recipe(ABC):
         export(folder / DRAFT, draft, self.tokenizer, card, str(self.cfg.pair.target), names)
 
 
-def frequent_tokens(count: int, texts: TextData, size: int, ends: Sequence[int], verb: str) -> list[int]:
+def frequent_tokens(count: int, size: int, ends: Sequence[int], texts: TextData, verb: str) -> list[int]:
     """The most frequent tokens of the training texts, and a line that says how many validation tokens these are."""
     tokens = most_frequent(texts.states["train"].whole.sequences, count, range(size), ends)
     covered = torch.isin(texts.states["validation"].whole.labels, torch.tensor(tokens)).float().mean()

@@ -135,7 +135,7 @@ class StatesRecipe(Recipe):
             return self._trainable(load_draft(source, str(target.device), cfg.pair.dtype, target=target.target))
         size, tokens = vocab_size(target.target), None
         if cfg.vocabulary is not None and cfg.vocabulary < size:
-            tokens = frequent_tokens(cfg.vocabulary, texts, size, target.end_ids or (), "have")
+            tokens = frequent_tokens(cfg.vocabulary, size, target.end_ids or (), texts, "have")
         return self._trainable(self.settings.begin(target.target, tokens, cfg.seed))
 
     def module(self, arguments: Sequence[Any], teacher: Teacher, texts: Sequence[Text]) -> DraftTraining:

@@ -128,7 +128,7 @@ def check_obeyed(policy: StoppingPolicy, obeys: Sequence[str], caller: str) -> N
     for part in vars(policy).values():
         if isinstance(part, StoppingPolicy):
             check_obeyed(part, obeys, caller)
-    for hook in _overridden(type(policy)):
+    for hook in _overridden(type(policy)):  # type: ignore[arg-type]  # classes have hashes
         flag = HOOKS[hook]
         if hook not in obeys and (flag is None or getattr(policy, flag)):
             raise InputError(

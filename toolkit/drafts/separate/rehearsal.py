@@ -6,6 +6,7 @@ tokens. So what a family of models does not allow is one line at the start, not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,29 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.config.identity import contents_of
-from toolkit.distillation.drafts import DRAFT, export
+from toolkit.distillation.drafts import DRAFT
+from toolkit.drafts.kinds import SEPARATE
 from toolkit.drafts.separate.costs import draft_of
-from toolkit.drafts.separate.exports import check_compact, export_all, output_rows
 from toolkit.drafts.separate.layers import layers_in
-from toolkit.drafts.separate.weights import begin
-from toolkit.engine.facts import end_ids, vocab_size
+from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.files.digests import cache_folder
 from toolkit.files.text import first_line
 from toolkit.models.pair import ModelPair, load_draft, load_tokenizer
 from toolkit.models.probe import check_same_logits, probe_text
-from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
+from toolkit.models.reduced import kept_tokens, most_frequent
 from toolkit.runs.stage import provenance
 
 KEYS = ("pair", "from_pretrained", "layers", "shape", "vocabulary", "exports", "seed")
 
 
-def rehearse(cfg: commands.Distill) -> Path:
+def rehearse(cfg: Any, recipe_class: type[Any]) -> Path:
     """Make a draft as a config describes it, write it and read it; returns the file that remembers that this went well.
 
+    recipe_class  of separate drafts
     The file is in the user's cache. Where nothing can be kept there, every run rehearses.
     Raises InputError if its family of models does not allow it, or what was read is not what was written.
     """
@@ -45,33 +46,26 @@ def rehearse(cfg: commands.Distill) -> Path:
     record = cache_folder() / "rehearsals" / f"{name}.json"
     if not record.exists():
         with TemporaryDirectory() as folder:
-            _rehearse(cfg, Path(folder))
+            _rehearse(cfg, recipe_class, Path(folder))
         with suppress(InputError):
             write_json(record, config)
     return record
 
 
-def _rehearse(cfg: commands.Distill, folder: Path) -> None:
-    target: Any = None
-    if cfg.teacher.get("on_missing") != "raise":
-        pair: ModelPair = instantiate(cfg.pair, draft=None)
-        target = pair.target
+def _rehearse(cfg: Any, recipe_class: type[Any], folder: Path) -> None:
+    target = None if cfg.teacher.get("on_missing") == "raise" else instantiate(cfg.pair, draft=None)
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
-    draft = _stand_in(cfg, target, tokenizer)
-    rows, exports = output_rows(draft, target, bool({*cfg.exports} - {"compact"})), list(cfg.exports)
+    recipe = recipe_class(cfg, SEPARATE, None, target, tokenizer)
+    draft = _of_layers(cfg.layers, target) if recipe.draft is None else recipe.draft.requires_grad_(False)
     expected = {"plain": _logits(draft)}
-    if cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
+    if cfg.vocabulary is not None and cfg.vocabulary < vocab_size(draft):
         if kept_tokens(draft) is not None:
             raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
-        ends = end_ids(draft, tokenizer)
-        reduce_vocabulary(draft, most_frequent([((), ())], cfg.vocabulary, range(size), ends), ends)
-        exports = sorted({"plain", *exports})  # which may be wanted later
-    if "compact" in exports:
-        check_compact(draft, target)
+        recipe.exports = sorted({"plain", *recipe.exports})  # which may be wanted later
+    draft = recipe.made(draft, lambda count, size, ends: most_frequent([((), ())], count, range(size), ends))
     expected[DRAFT] = _logits(draft)
     try:
-        export(folder / DRAFT, draft, tokenizer, "")
-        export_all(folder, draft, rows, exports, tokenizer, "", str(cfg.pair.target))
+        recipe.export(folder, draft, "")
     except InputError:
         raise
     except Exception as error:  # whatever a class says to being written
@@ -86,22 +80,18 @@ def _rehearse(cfg: commands.Distill, folder: Path) -> None:
                 raise InputError(f"a {type(draft).__name__} that was exported is read as another: {error}") from None
 
 
-def _stand_in(cfg: commands.Distill, target: Any, tokenizer: Any) -> Any:
-    """A draft of the kind that a config describes: of the target's layers some, after other choices were tried, too."""
-    pair = cfg.pair
-    if cfg.layers is None:
-        arguments = (str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed)
-        return begin(*arguments, pair.device, pair.dtype).requires_grad_(False)
-    if target is None:
+def _of_layers(layers: int | Sequence[int], pair: ModelPair | None) -> Any:
+    """A draft of some of the target's layers, after other choices were tried, too."""
+    if pair is None:
         raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=generate")
-    total = len(layers_in(target))
-    if not isinstance(cfg.layers, int):
-        return draft_of(target, list(cfg.layers))
-    if (count := cfg.layers) > total:
-        raise InputError(f"layers: expected at most {total}, got {count}")
-    spread = [(2 * i + 1) * total // (2 * count) for i in range(count)]
-    for choice in (range(count), spread, range(total - count, total)):
-        draft = draft_of(target, list(choice))
+    if not isinstance(layers, int):
+        return draft_of(pair.target, list(layers))
+    total = len(layers_in(pair.target))
+    if layers > total:
+        raise InputError(f"layers: expected at most {total}, got {layers}")
+    spread = [(2 * i + 1) * total // (2 * layers) for i in range(layers)]
+    for choice in (range(layers), spread, range(total - layers, total)):
+        draft = draft_of(pair.target, list(choice))
     return draft
 
 

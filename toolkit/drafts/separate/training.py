@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,42 +29,43 @@ class SeparateRecipe(Recipe):
 
     def __init__(self, cfg: Any, *arguments: Any):
         super().__init__(cfg, *arguments)
+        self.exports, pair = list(cfg.exports), cfg.pair
         if cfg.layers is None:
+            shape = plain(cfg.shape) or {}
             self.draft = begin(
-                str(cfg.pair.draft),
-                plain(cfg.shape) or {},
-                cfg.from_pretrained,
-                self.tokenizer,
-                cfg.seed,
-                cfg.pair.device,
-                cfg.pair.dtype,
+                str(pair.draft), shape, cfg.from_pretrained, self.tokenizer, cfg.seed, pair.device, pair.dtype
             )
 
-    @staticmethod
-    def rehearse(cfg: Any) -> Path | None:
+    @classmethod
+    def rehearse(cls, cfg: Any) -> Path | None:
         if cfg.layers is None and cfg.pair.draft is None and cfg.from_pretrained is None:
             raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
         changed = cfg.layers is not None or cfg.vocabulary is not None or cfg.exports
-        if not (cfg.rehearse or (changed and not cfg.export)):
-            return None
-        return rehearse(cfg)
+        return rehearse(cfg, cls) if cfg.rehearse or (changed and not cfg.export) else None
 
     def begin(self, texts: TextData) -> Any:
+        draft = self.draft if self.draft is not None else from_target(self.cfg, self.target, texts)
+        return self.made(draft, partial(frequent_tokens, texts=texts, verb="keep"))
+
+    def made(self, draft: Any, tokens_of: Callable[..., list[int]]) -> Any:
+        """The draft with the output rows that it keeps. Raises InputError for what cannot be exported.
+
+        tokens_of  count, size=..., ends=... -> the tokens of a reduced vocabulary
+        """
         cfg, target = self.cfg, None if self.target is None else self.target.target
-        draft = self.draft if self.draft is not None else from_target(cfg, self.target, texts)
-        self.rows = output_rows(draft, target, bool({*cfg.exports} - {"compact"}))
+        self.rows = output_rows(draft, target, bool({*self.exports} - {"compact"}))
         if cfg.vocabulary is not None and cfg.vocabulary < (size := vocab_size(draft)):
             ends = end_ids(draft, self.tokenizer)
-            reduce_vocabulary(draft, frequent_tokens(cfg.vocabulary, texts, size, ends, "keep"), ends)
-        if "compact" in cfg.exports:
+            reduce_vocabulary(draft, tokens_of(cfg.vocabulary, size=size, ends=ends), ends)
+        if "compact" in self.exports:
             check_compact(draft, target)
-        if "gguf" in cfg.exports:
+        if "gguf" in self.exports:
             gguf.check_writable(draft, self.tokenizer, gguf.tokenizer_file(cfg.pair.target))  # before it is trained
         return draft
 
     def export(self, folder: Path, draft: Any, card: str) -> None:
         super().export(folder, draft, card)
-        export_all(folder, draft, self.rows, self.cfg.exports, self.tokenizer, card, str(self.cfg.pair.target))
+        export_all(folder, draft, self.rows, self.exports, self.tokenizer, card, str(self.cfg.pair.target))
 
 
 def from_target(cfg: Any, target: ModelPair | None, data: TextData) -> Any:
