@@ -6,7 +6,6 @@ A drawn token is always sent to the target. A policy only decides whether to dra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
@@ -30,7 +29,6 @@ class StoppingPolicy:
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
     A row whose state is not a number ends with an error. So an estimate that decides belongs into the state.
 
-    name               its choice in the config group `stopping`, declared by each policy of ours
     limit              the most tokens that the policy can ever ask for in a round; None: no limit of its own
     reads              True: it also decides after a forward pass, before its token is drawn (`read`)
     uses_history       False: a round's decisions do not depend on the rounds before, so that a replay may ask for all
@@ -119,26 +117,23 @@ class StoppingPolicy:
         return state
 
 
-def check_obeyed(policy: StoppingPolicy, obeys: Sequence[str], caller: str) -> None:
-    """Raises InputError if a policy, or one that it holds, overrides a hook that the caller does not obey.
-
-    obeys   names of HOOKS
-    caller  what the message calls the caller
-    """
+def check_obeyed(policy: StoppingPolicy, obeys: tuple[str, ...], caller: str) -> None:
+    """Raises InputError if a policy, or one that it holds, overrides a hook that is not among those the caller `obeys`."""
     for part in vars(policy).values():
         if isinstance(part, StoppingPolicy):
             check_obeyed(part, obeys, caller)
-    for hook in _overridden(type(policy)):  # type: ignore[arg-type]  # classes have hashes
+    kind: Any = type(policy)
+    for hook in _overridden(kind):
         flag = HOOKS[hook]
         if hook not in obeys and (flag is None or getattr(policy, flag)):
             raise InputError(
-                f"{caller} does not obey `{hook}`, which {type(policy).__name__} overrides; expected a policy without it, or a "
+                f"{caller} does not obey `{hook}`, which {kind.__name__} overrides; expected a policy without it, or a "
                 "method whose proposer obeys it (docs/extending.md lists them)"
             )
 
 
 @cache
-def _overridden(kind: type[StoppingPolicy]) -> list[str]:
+def _overridden(kind: Any) -> list[str]:
     """The hooks of a class that do more than the default, or than to pass on."""
     neutral = [vars(part) for part in kind.__mro__ if part is StoppingPolicy or vars(part).get("passes_on")]
     return [hook for hook in HOOKS if getattr(kind, hook) not in [names.get(hook) for names in neutral]]

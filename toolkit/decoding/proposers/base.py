@@ -64,8 +64,7 @@ class Proposer(ABC):
 
     name                its choice in the config group `proposer`, declared by each proposer of ours
     scheme              how candidates are drawn (`toolkit.verification.schemes`, "beams" for the most probable of several)
-    obeys               hooks of a policy that it obeys (`toolkit.stopping.base.HOOKS`); a policy that overrides another is
-                        refused (`Method.bind`). "observe": policies that learn can learn from its rounds
+    obeys               hooks of a policy that it calls (`toolkit.stopping.base.HOOKS`); a policy with others is refused
     uses_all_drafts     several draft models take part; else the first one drafts alone
     needs_draft_model   False: tokens come from elsewhere, and policies that look at a draft's distribution or states
                         have nothing to look at
