@@ -77,22 +77,21 @@ def _node(group: str, choice: str) -> ConfigNode:
     return ConfigNode(f"{choice}.yaml", OmegaConf.structured(content), group, None, None)
 
 
+@cache
 def defaults_of(module: str, class_name: str) -> dict[str, Any]:
     """Arguments of a class with a default: of its constructor, or the fields of a dataclass, inherited ones first.
 
     What the program fills in (`Internal`) is left out. Raises ValueError for a default that is not written as a plain value.
     """
     path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-    body = _parsed(path).body if path.is_file() else []
+    body = ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
     owner = next((part for part in body if isinstance(part, ast.ClassDef) and part.name == class_name), None)
     if owner is None:  # a base class of another package
         return {}
     values: dict[str, Any] = {}
     fields: list[tuple[str, ast.expr | None, ast.expr | None]] = []
-    init = next(
-        (part.args for part in owner.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None
-    )
-    if init is not None:
+    functions = {part.name: part.args for part in owner.body if isinstance(part, ast.FunctionDef)}
+    if (init := functions.get("__init__")) is not None:
         defaults = [*[None] * (len(init.args) - len(init.defaults)), *init.defaults, *init.kw_defaults]
         arguments = zip([*init.args, *init.kwonlyargs], defaults, strict=True)
         fields = [(argument.arg, argument.annotation, default) for argument, default in arguments]
@@ -111,8 +110,3 @@ def defaults_of(module: str, class_name: str) -> dict[str, Any]:
         if default is not None and not note.startswith("ClassVar") and "Internal()" not in note:
             values[name] = ast.literal_eval(default)
     return values
-
-
-@cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
