@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from analysis import keys
 from analysis.replay.calibrate import fitted_maps, scored_maps
 from analysis.replay.fit_samples import Samples, samples, score
 from analysis.replay.head_folders import CandidateHead, find_heads
@@ -51,7 +52,7 @@ from analysis.tables.files import read_table, save_table
 from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
 from analysis.tables.rows import Array, throughput
 from analysis.tables.standing import standing
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import read_json, write_text
@@ -84,7 +85,7 @@ class Domain:
     counts: dict[str, Array] = field(default_factory=dict)
 
 
-def compare_predictors(cfg: commands.Heads) -> Path:
+def compare_predictors(cfg: keys.Heads) -> Path:
     """Replay every row on every domain; returns the output folder."""
     tuning, tests = (plain(mapping) or {} for mapping in (cfg.tuning, cfg.tests))
     if set(tuning) != set(tests) or not tuning or not plain(cfg.statistics):
@@ -133,7 +134,7 @@ def _recorded_with(folder: Path) -> tuple[str, float]:
     return summary["draft_fingerprint"], summary["sampling"]["temperature"]
 
 
-def _fitted_rows(fitted: Samples, cfg: commands.Heads) -> dict[str, Predictor]:
+def _fitted_rows(fitted: Samples, cfg: keys.Heads) -> dict[str, Predictor]:
     """Statistics of all positions, and of few: texts in a random order until so many are reached."""
     rows = {STATISTICS: of_statistics(fitted, cfg.form, cfg.seed)}
     order = torch.from_numpy(np.random.default_rng(cfg.seed).permutation(int(fitted.sequence.max()) + 1))
@@ -153,7 +154,7 @@ def _tuned(
     part: Samples,
     heads: list[CandidateHead],
     own: Any,
-    cfg: commands.Heads,
+    cfg: keys.Heads,
 ) -> Domain:
     """A domain with the level of every row, chosen on its tuning texts, and what the row counts there on the test texts."""
     dev, test = (read_traces(folder) for folder in folders)
@@ -193,7 +194,7 @@ def _at_level(domain: Domain, row: str, trace: Trace, levels: list[float]) -> Ar
     return counts[chosen if row == FIXED else 0]
 
 
-def _lines(domain: Domain, own: Any, cfg: commands.Heads) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _lines(domain: Domain, own: Any, cfg: keys.Heads) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The lines of a domain, and ECE by depth of every row that estimates a probability."""
     levels, extras, depths = [float(h) for h in cfg.thresholds], [], []
     free: dict[str, Array] = {}
@@ -234,7 +235,7 @@ def _lines(domain: Domain, own: Any, cfg: commands.Heads) -> tuple[pd.DataFrame,
     return table.assign(**about), pd.concat(depths, ignore_index=True)
 
 
-def _drift(domains: list[Domain], cfg: commands.Heads) -> pd.DataFrame:
+def _drift(domains: list[Domain], cfg: keys.Heads) -> pd.DataFrame:
     """The domain changes to the next one in the middle; shares are of the second half, of its own best fixed K and bound."""
     levels, tables = [float(h) for h in cfg.thresholds], []
     for before, after in zip(domains, domains[1:] + domains[:1], strict=True):
