@@ -13,15 +13,15 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 from pathlib import Path
 
+from analysis import keys
 from analysis.multi_draft.along_texts import measure_acceptance
 from analysis.multi_draft.exact import enumerate_rules
-from toolkit.config import commands
 from toolkit.verification.optimal import optimal_acceptance, optimal_acceptances
 
 __all__ = ["optimal_acceptance", "optimal_acceptances", "run"]
 
 
-def run(cfg: commands.Acceptance) -> Path:
+def run(cfg: keys.Acceptance) -> Path:
     """Do what the keys ask for; returns the output folder."""
     if cfg.target_probs is not None or cfg.draft_probs is not None:
         return enumerate_rules(cfg)

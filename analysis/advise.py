@@ -13,10 +13,10 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 from pathlib import Path
 
-from toolkit.config import commands
+from analysis import keys
 
 
-def run(cfg: commands.Advise) -> Path:
+def run(cfg: keys.Advise) -> Path:
     if cfg.responses is not None:
         from analysis.loads.observed import advise_from_counts
 

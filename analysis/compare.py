@@ -25,14 +25,14 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
-from analysis import quality
+from analysis import keys, quality
 from analysis.reporting import method_table
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import save_table, show, show_page
 from analysis.tables.grid import REFERENCES, Setting, expand
 from analysis.tables.rows import labels
 from analysis.tables.sweep_context import SweepContext
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.costs.energy import EnergyMeter
 from toolkit.decoding import Decoded, Sampling, decode_measured
 from toolkit.errors import InputError
@@ -43,7 +43,7 @@ from toolkit.runs.tracking import log_image, log_summary, log_table, wandb_run
 IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
 
 
-def run(cfg: commands.Compare) -> Path:
+def run(cfg: keys.Compare) -> Path:
     settings = expand(plain(cfg.grid))
     if bound := next((setting.method for setting in settings if setting.method in REFERENCES), None):
         raise InputError(f"grid.{bound}: expected methods that decode; leave it out with ~grid.{bound}")
@@ -110,7 +110,7 @@ def _table(
     context: SweepContext,
     metrics: Mapping[str, quality.Metric],
     dev: list[int],
-    cfg: commands.Compare,
+    cfg: keys.Compare,
 ) -> pd.DataFrame:
     """The comparison on all groups but those of `dev`; on these, how fast each setting was."""
     chosen_on = rows.group.isin(dev)
@@ -125,7 +125,7 @@ def _table(
 
 
 def _log(
-    cfg: commands.Compare,
+    cfg: keys.Compare,
     folder: Path,
     table: pd.DataFrame,
     figures: Sequence[Path],
@@ -148,7 +148,7 @@ def _decode(
     groups: list[range],
     parts: list[Path],
     meter: EnergyMeter,
-    cfg: commands.Compare,
+    cfg: keys.Compare,
 ) -> None:
     missing = [number for number, part in enumerate(parts) if not part.exists()]
     if not missing:

@@ -28,6 +28,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import keys
 from analysis.figures import plots
 from analysis.loads.exports import decode_command
 from analysis.tables.bootstrap import ENOUGH, Bootstrap, spread_name
@@ -56,7 +57,7 @@ from analysis.tables.standing import (
     notes,
     over_costs,
 )  # fmt: skip
-from toolkit.config import commands, override, plain
+from toolkit.config import override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.stage import MANIFEST, config_as_written, open_stage, read_manifest
@@ -66,7 +67,7 @@ TABLES = ("frontier", "settings", "costs")
 NAMES = {"upper_bound": "upper bound", "oracle": "oracle"}
 
 
-def run(cfg: commands.Frontier) -> Path:
+def run(cfg: keys.Frontier) -> Path:
     dev, test, folders = read_sides(cfg)
     test_folders = _folders(cfg.test or cfg.dev)
     inputs = [folder / "rows.parquet" for folder in folders]
@@ -134,7 +135,7 @@ def next_command(frontier: pd.DataFrame, test: pd.DataFrame, folders: Sequence[P
     return decode_command(config, [override(key, value) for key, value in setting.decode_keys().items()])
 
 
-def read_sides(cfg: commands.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
+def read_sides(cfg: keys.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
     """Dev rows, test rows and their folders; without `cfg.test` two halves. Raises InputError if sweeps do not compare."""
     dev_folders, test_folders = _folders(cfg.dev), _folders(cfg.test or [])
     check_comparable([*dev_folders, *test_folders])
@@ -215,7 +216,7 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _study(
-    dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: commands.Frontier, hindsight: bool
+    dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: keys.Frontier, hindsight: bool
 ) -> list[pd.DataFrame]:
     cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds, cfg.node_cost)
     test = comparable(test, f"{dataset}, test")
@@ -262,7 +263,7 @@ def _headline(table: pd.DataFrame) -> str:
     return f"{first.dataset}: {first.prompts} test prompts, c = {first.cost_ratio:g}, {spread}"
 
 
-def _log(folder: Path, figures: dict[str, list[Path]], cfg: commands.Frontier) -> None:
+def _log(folder: Path, figures: dict[str, list[Path]], cfg: keys.Frontier) -> None:
     tables = {name: read_table(folder, name) for name in TABLES}
     datasets = list(dict.fromkeys(tables["frontier"].dataset.astype(str)))
     options: dict[str, Any] = {

@@ -14,16 +14,16 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 from pathlib import Path
 
+from analysis import keys
 from analysis.replay.calibrate import calibrate_heads
 from analysis.replay.copies import fit_copies
 from analysis.replay.drafts import compare_drafts
 from analysis.replay.fit_statistics import fit_statistics
 from analysis.replay.head_table import compare_heads
 from analysis.replay.predictors import compare_predictors
-from toolkit.config import commands
 
 
-def run(cfg: commands.Heads) -> Path:
+def run(cfg: keys.Heads) -> Path:
     """Do what the keys ask for; returns the output folder."""
     if cfg.drafts is not None or cfg.responses is not None:
         return compare_drafts(cfg)

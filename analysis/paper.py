@@ -17,11 +17,12 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 from pathlib import Path
 
+from analysis import keys
 from analysis.papers import page
 from analysis.papers.page import draw
 from analysis.papers.table import PaperTable, Runs, as_frame, cells_of
 from analysis.tables.files import save_table, show
-from toolkit.config import commands, plain
+from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import MANIFEST, open_stage
@@ -30,7 +31,7 @@ from toolkit.runs.tracking import log_image, log_table, wandb_run
 PAGE, FIGURE = "page.md", "figure.png"
 
 
-def run(cfg: commands.Paper) -> Path:
+def run(cfg: keys.Paper) -> Path:
     table = PaperTable.of(plain(cfg.table))
     runs = Runs(plain(cfg.runs) or {})
     if not runs.folders:

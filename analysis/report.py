@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis import keys
 from analysis.reporting.folders import Folder, FolderGroup, grouped, read_folder
 from analysis.reporting.page import publish, render, report_spec, scripts
 from analysis.reporting.panels import figure_files, figure_views, headline, panels, table_files, table_view
 from analysis.reporting.tokens import KINDS, LEVELS, token_views
 from analysis.tables.files import DEFINITIONS
-from toolkit.config import commands, flatten, plain
+from toolkit.config import flatten, plain
 from toolkit.files.atomic import write_json, write_text
 from toolkit.runs.stage import MANIFEST, open_stage, provenance
 
@@ -36,7 +37,7 @@ MOST_BYTES = 5_000_000  # of report.html
 FIGURE_BYTES = 2_000_000  # of all figures within it
 
 
-def run(cfg: commands.Report) -> Path:
+def run(cfg: keys.Report) -> Path:
     inputs = plain(cfg.inputs)
     paths = [Path(folder) for folder in (inputs if isinstance(inputs, list) else [inputs])]
     folders = [read_folder(path) for path in paths]

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from analysis import keys
 from analysis.figures.plots import over_plain
 from analysis.loads.costs import costs_of, costs_of_files
 from analysis.loads.recorded import RecordedPair
@@ -28,7 +29,7 @@ from analysis.loads.simulator import Load
 from analysis.tables.files import save_table, show
 from analysis.tables.grid import PLAIN, expand
 from analysis.tables.sweep_context import SweepContext
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.runs.stage import open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
@@ -38,7 +39,7 @@ IGNORED = (*SIMULATED, "hidden", "track")
 SHOWN = ["load", "method", "setting", "tokens_per_second", "times_plain", "token_seconds", "latency", "latency_95"]
 
 
-def run(cfg: commands.Serving) -> Path:
+def run(cfg: keys.Serving) -> Path:
     loads = [Load(cfg.slots, users=users, drops=cfg.drops) for users in plain(cfg.users)]
     loads += [Load(cfg.slots, rate=rate, drops=cfg.drops) for rate in plain(cfg.rates)]
     if not loads:

@@ -26,6 +26,7 @@ from typing import Any
 import pandas as pd
 from tqdm.auto import tqdm
 
+from analysis import keys
 from analysis.figures import plots
 from analysis.tables.agreement import write_agreement
 from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
@@ -44,7 +45,7 @@ from analysis.tables.rows import (
 )  # fmt: skip
 from analysis.tables.sweep_context import TEXTS, Recording, SweepContext
 from toolkit import metrics
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files import lock
 from toolkit.files.atomic import write_json
@@ -61,7 +62,7 @@ RECORDING = ".lock-recording"  # of the one process that decodes autoregressivel
 SHOWN_TEXTS = 3  # in tokens.json
 
 
-def run(cfg: commands.Sweep) -> Path:
+def run(cfg: keys.Sweep) -> Path:
     if cfg.replayed and cfg.source != "live":
         raise InputError("replayed: expected source=live with it, the sweep that is compared with replayed ones")
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
@@ -117,7 +118,7 @@ class Work:
         settings: Sequence[Setting],
         keys: dict[str, str],
         context: SweepContext,
-        cfg: commands.Sweep,
+        cfg: keys.Sweep,
         replayed: Sequence[Setting],
     ):
         self.folder, self.settings, self.context, self.cfg = folder, settings, context, cfg
@@ -257,7 +258,7 @@ def _publish(work: Work) -> None:
                     log_folder(wandb, path.stem, "traces", without_states(path, copy))
 
 
-def _show(folder: Path, summary: pd.DataFrame, notes: Sequence[str], cfg: commands.Sweep, num_prompts: int) -> str:
+def _show(folder: Path, summary: pd.DataFrame, notes: Sequence[str], cfg: keys.Sweep, num_prompts: int) -> str:
     """Print the summary and notes on its settings; returns its title. Seconds are shown where all settings were decoded."""
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}".rstrip() + f", {num_prompts} prompts"

@@ -13,10 +13,10 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
 from pathlib import Path
 
-from toolkit.config import commands
+from analysis import keys
 
 
-def run(cfg: commands.Timing) -> Path:
+def run(cfg: keys.Timing) -> Path:
     if cfg.traces is not None:
         from analysis.replay.price import solve_prices
 

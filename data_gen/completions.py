@@ -29,7 +29,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
-from toolkit.config.commands import EndpointKeys
+from data_gen.keys import EndpointKeys
 from toolkit.errors import LONGEST, InputError
 from toolkit.files.atomic import content_hash
 from toolkit.files.text import first_line

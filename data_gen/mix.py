@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from data_gen import keys
 from data_gen.texts import TargetResponses, fingerprints, num_tokens, read_responses, sampling_facts, within_context
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.files import journal
 from toolkit.files.atomic import read_json, write_atomic, write_folder, write_json
@@ -92,7 +93,7 @@ def mix_batch(
     return mixed
 
 
-def run(cfg: commands.Mix) -> Path:
+def run(cfg: keys.Mix) -> Path:
     part = part_of(cfg)
     named = [plain(cfg.responses), plain(cfg.validation) or []]  # those to train on, then those to validate on
     responses = read_responses([path for names in named for path in ([names] if isinstance(names, str) else names)])
@@ -159,7 +160,7 @@ def check_masks(summary: Mapping[str, Any]) -> None:
 
 
 def _join(
-    stage: Stage, pair: Any, responses: TargetResponses, cfg: commands.Mix, paths: Sequence[Path], facts: dict[str, Any]
+    stage: Stage, pair: Any, responses: TargetResponses, cfg: keys.Mix, paths: Sequence[Path], facts: dict[str, Any]
 ) -> None:
     table = pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
     done = table["row"].to_pylist()
@@ -193,7 +194,7 @@ def _join(
         print(f"  {as_text(pair.tokenizer, row)}")
 
 
-def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder: Path) -> list[Path]:
+def _mix_parts(pair: Any, responses: TargetResponses, cfg: keys.Mix, folder: Path) -> list[Path]:
     """The files of all mixed examples in order; this process's share is written, parts that exist are kept."""
     numbers = range(0, len(responses.rows), PART_ROWS)
     paths = [folder / f"part-{number // PART_ROWS:05d}.parquet" for number in numbers]

@@ -26,10 +26,11 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from data_gen import keys
 from data_gen.completions import CompletionRequest, Completions, answers, reason_of
 from data_gen.shards import KEPT_FOLDER, keep, read_kept, read_shard, read_whole, row_of, shard_name, write_shard
 from toolkit import config
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.decoding import decode
 from toolkit.decoding.decode import prompt_ids
 from toolkit.errors import InputError
@@ -54,7 +55,7 @@ SEEDS = {
 TURNS = 2  # of a row, among the endpoints
 
 
-def run(cfg: commands.Responses) -> Path:
+def run(cfg: keys.Responses) -> Path:
     part, settings = part_of(cfg), plain(cfg)
     if cfg.endpoints:  # the model and further keys name the folder, not where it is asked
         if cfg.served.model is None:
@@ -165,7 +166,7 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
                 yield row
 
 
-def _decode(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: Rows) -> None:
+def _decode(cfg: keys.Responses, pair: ModelPair, sampling: Sampling, rows: Rows) -> None:
     """Make the rows here, those of a shard together."""
     for shard in rows.shards:
         missing = rows.missing(shard, pair, cfg.max_prompt_tokens)
@@ -183,7 +184,7 @@ def _decode(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: 
         rows.write(shard)
 
 
-def _ask(cfg: commands.Responses, pair: ModelPair, sampling: Sampling, rows: Rows) -> None:
+def _ask(cfg: keys.Responses, pair: ModelPair, sampling: Sampling, rows: Rows) -> None:
     """Let endpoints make the rows, those of all shards at once. Raises InputError once no endpoint is left."""
     endpoints = [Completions(url, cfg.served, pair, sampling) for url in cfg.endpoints]
     shard_of, requests = {}, []

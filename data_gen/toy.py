@@ -21,18 +21,19 @@ from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from data_gen import keys
 from data_gen.domains import DOMAINS, get
 from data_gen.held_out import load_frozen
 from data_gen.toy_pair.export import evaluate, export_model, train_tokenizer, versions, write_card
 from data_gen.toy_pair.training import BatchStream, Document, ToyData, ToyModule, encode
-from toolkit.config import commands, plain
+from toolkit.config import plain
 from toolkit.runs.stage import open_stage
 from toolkit.training.checkpoints import AtomicCheckpointIO
 
 IGNORED = ("threads", "checkpoint_every", "log_every")
 
 
-def run(cfg: commands.Toy) -> Path:
+def run(cfg: keys.Toy) -> Path:
     stage = open_stage("toy", cfg, ignore=IGNORED)
     if stage.finished:
         return stage.folder
@@ -59,7 +60,7 @@ def run(cfg: commands.Toy) -> Path:
 
 
 def train(
-    cfg: commands.Toy, name: str, tokenizer: PreTrainedTokenizerFast, pools: dict[str, list[Document]], folder: Path
+    cfg: keys.Toy, name: str, tokenizer: PreTrainedTokenizerFast, pools: dict[str, list[Document]], folder: Path
 ) -> ToyModule:
     """Fit one of the two for its number of steps, from its last checkpoint in `folder` if there is one."""
     warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*")  # ToyData is: it asks for the step
@@ -88,7 +89,7 @@ def train(
 
 
 def describe(
-    cfg: commands.Toy, modules: dict[str, ToyModule], pools: dict[str, list[Document]], folder: Path
+    cfg: keys.Toy, modules: dict[str, ToyModule], pools: dict[str, list[Document]], folder: Path
 ) -> dict[str, Any]:
     """What the card says; the models are measured as exported, so rounding to float16 is included."""
     models = {name: LlamaForCausalLM.from_pretrained(folder / name, dtype="float32") for name in ("target", "draft")}

@@ -19,9 +19,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from data_gen import keys
 from data_gen.texts import fingerprints, num_tokens, read_sequences, sampling_facts, within_context
 from toolkit.acceptance.folder import head_hash
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
@@ -62,7 +63,7 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> tuple[Path
     return None
 
 
-def run(cfg: commands.Traces) -> Path:
+def run(cfg: keys.Traces) -> Path:
     part = part_of(cfg)
     sampling = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_sequences(plain(cfg.responses), None if sampling is None else Sampling(**sampling))

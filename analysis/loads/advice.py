@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis import keys
 from analysis.figures.plots import speedups
 from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences, speed
 from analysis.loads.costs import costs_of, costs_of_files
@@ -31,7 +32,7 @@ from analysis.tables.bootstrap import Bootstrap, spread_name
 from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.sweep_context import SweepContext
-from toolkit.config import commands, instantiate, override, plain
+from toolkit.config import instantiate, override, plain
 from toolkit.drafts.kinds import gives_blocks
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
@@ -60,7 +61,7 @@ DRAFT_TOKENS = 25_000  # response tokens that a draft is made from
 DRAFT_SHARE = 7  # all of `+experiment=draft` over its responses alone, in time (SmolLM2-135M, two cores: 50 minutes)
 
 
-def advise_by_replay(cfg: commands.Advise) -> Path:
+def advise_by_replay(cfg: keys.Advise) -> Path:
     """Record, simulate and advise; returns the output folder."""
     sizes = sorted(set(plain(cfg.batch_sizes)))
     if not sizes:
@@ -130,7 +131,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _recorded(
-    cfg: commands.Advise,
+    cfg: keys.Advise,
     folder: Path,
     pair: ModelPair,
     singles: Sequence[ModelPair],
@@ -166,7 +167,7 @@ def _recorded(
     return [*candidates, candidate(alone, copying)] if len(copying) > 1 else candidates
 
 
-def drafts_of(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
+def drafts_of(cfg: keys.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
     """Where each draft of the pair comes from, and a short name of its own for it."""
     sources = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
     sources = [str(name) for name in ([sources] if isinstance(sources, str) else sources)]
@@ -207,7 +208,7 @@ def _export(
 
 
 def _publish(
-    cfg: commands.Advise,
+    cfg: keys.Advise,
     folder: Path,
     table: pd.DataFrame,
     candidates: Sequence[Candidate],

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toolkit.config import commands, plain
+from analysis import keys
+from toolkit.config import plain
 from toolkit.costs.kept import costs_here
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.errors import InputError, unknown_name
@@ -95,7 +96,7 @@ def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_siz
     return LoadCost(grids[0], grids[1], "modelled", {"hardware": hardware, "devices": devices, "reached": REACHED})
 
 
-def costs_of_files(cfg: commands.Advise | commands.Serving, count: int, batch_sizes: Sequence[int]) -> list[LoadCost]:
+def costs_of_files(cfg: keys.Advise | keys.Serving, count: int, batch_sizes: Sequence[int]) -> list[LoadCost]:
     """The cost tables of costs=FILE for `count` drafts; [] without it.
 
     Raises InputError for tables that would be read as flat, as they do not know these batch sizes or drafted tokens.
@@ -116,9 +117,7 @@ def costs_of_files(cfg: commands.Advise | commands.Serving, count: int, batch_si
     return tables * (count // len(files))
 
 
-def costs_of(
-    cfg: commands.Advise | commands.Serving, pairs: Sequence[ModelPair], batch_sizes: Sequence[int]
-) -> list[LoadCost]:
+def costs_of(cfg: keys.Advise | keys.Serving, pairs: Sequence[ModelPair], batch_sizes: Sequence[int]) -> list[LoadCost]:
     """For each of these pairs of one target, or a target alone, the cost table of its forward passes at these batch sizes."""
     if tables := costs_of_files(cfg, len(pairs), batch_sizes):
         for fall in dict.fromkeys(table.fall for table in tables if table.fall):

@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import choices, commands, compose, find, override, plain
+from analysis import keys
+from toolkit.config import choices, compose, find, override, plain
 from toolkit.drafts.folders import kind_in
 from toolkit.drafts.kinds import DraftKind
 from toolkit.files.atomic import write_text
@@ -180,7 +181,7 @@ def zero_note(lengths: Mapping[int, int]) -> str | None:
     )
 
 
-def next_line(cfg: commands.Advise, overrides: Sequence[str], draft: str | None, batch: int) -> str:
+def next_line(cfg: keys.Advise, overrides: Sequence[str], draft: str | None, batch: int) -> str:
     """The command that decodes as advised for a batch size: with the pair, the sampling and the prompts of `cfg`."""
     parts = {
         "pair": {**plain(cfg.pair), "draft": draft},

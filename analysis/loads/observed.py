@@ -21,16 +21,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis import keys
 from analysis.loads.engine_counts import DETAILED, PositionCounts, read_counts
 from analysis.tables.bootstrap import ENOUGH, Array, Bootstrap, brackets, spread_name
 from analysis.tables.files import markdown, read_table, save_table, show, with_interval
-from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import open_stage
 
 
-def advise_from_counts(cfg: commands.Advise) -> Path:
+def advise_from_counts(cfg: keys.Advise) -> Path:
     path = Path(str(cfg.responses))
     counts = read_counts(path)
     if counts.most_calls is not None:

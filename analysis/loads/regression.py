@@ -23,10 +23,11 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from analysis import keys
 from analysis.figures import plots
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import read_table, save_table, show
-from toolkit.config import commands, instantiate, method_config, plain
+from toolkit.config import instantiate, method_config, plain
 from toolkit.costs.clock import now
 from toolkit.costs.load import LoadCost
 from toolkit.costs.measure import WIDTHS, measure
@@ -42,7 +43,7 @@ HEADED = "SpecDec++"
 ALONE = {"target alone": "target", "draft alone": "draft"}
 
 
-def regress(cfg: commands.Timing) -> Path:
+def regress(cfg: keys.Timing) -> Path:
     """Decode, time and regress; returns the output folder."""
     if not cfg.num_drafted:
         raise InputError(f"expected warm_up >= 0 and num_drafted=[K, ...] above 0, got {cfg.warm_up}, []")
@@ -85,7 +86,7 @@ def _show(stage: Stage) -> Path:
     return stage.folder
 
 
-def _decode(cfg: commands.Timing, pair: ModelPair, prompts: Any, sampling: Any) -> pd.DataFrame:
+def _decode(cfg: keys.Timing, pair: ModelPair, prompts: Any, sampling: Any) -> pd.DataFrame:
     """Decode every prompt with every setting, prompt by prompt; returns counts and seconds."""
     ways: list[tuple[str, ModelPair, Any]] = []
     options = pair.chat_template_options
@@ -160,7 +161,7 @@ def _regressed(responses: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _alone(cfg: commands.Timing, pair: ModelPair) -> pd.DataFrame:
+def _alone(cfg: keys.Timing, pair: ModelPair) -> pd.DataFrame:
     """Forward passes alone, by how many drafted tokens the target verifies."""
     (costs,) = measure(pair, 1, _widths(cfg), [CONTEXT], cfg.rounds)
     draft = costs.draft(CONTEXT)
@@ -180,7 +181,7 @@ def _entries(costs: LoadCost) -> pd.DataFrame:
     ])  # fmt: skip
 
 
-def _widths(cfg: commands.Timing) -> list[int]:
+def _widths(cfg: keys.Timing) -> list[int]:
     """Tokens of the target's forward passes that are timed."""
     return sorted({1, *WIDTHS, *(k + 1 for k in cfg.num_drafted)})
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 from tqdm.auto import tqdm
 
+from analysis import keys
 from analysis.figures import plots
 from analysis.multi_draft import acceptance_table
 from analysis.multi_draft.acceptance_table import TreeCost, advise, as_sentence, block_efficiency_table, readable_shapes
@@ -27,7 +28,7 @@ from analysis.tables.files import markdown, read_table, save_table, show, show_p
 from analysis.tables.rows import labels
 from analysis.tables.selection import as_one_part, check_comparable, load_rows
 from data_gen.texts import fingerprints
-from toolkit.config import commands, instantiate, method_config, plain
+from toolkit.config import instantiate, method_config, plain
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import write_text
 from toolkit.models.generation_config import SAME as WARPING
@@ -41,7 +42,7 @@ SHOWN = ("join", "sweeps", "resamples", "confidence", "track")
 IGNORED = ("methods", "overrides", "num_drafts", "alphabet", *COSTS, *LIMITS, *SHOWN)
 
 
-def measure_acceptance(cfg: commands.Acceptance) -> Path:
+def measure_acceptance(cfg: keys.Acceptance) -> Path:
     """Measure every rule along the texts; returns the output folder."""
     cost = TreeCost.of(*(getattr(cfg, name) for name in COSTS))
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
@@ -84,7 +85,7 @@ def measure_acceptance(cfg: commands.Acceptance) -> Path:
     )
 
 
-def _walk(cfg: commands.Acceptance) -> Walk:
+def _walk(cfg: keys.Acceptance) -> Walk:
     """The walk along the responses of a folder, or along prompts that the target has yet to respond to."""
     if cfg.responses is None:
         source, responses = list(instantiate(cfg.prompts).load()), None
@@ -103,14 +104,14 @@ def _walk(cfg: commands.Acceptance) -> Walk:
     return walk
 
 
-def _dataset(cfg: commands.Acceptance) -> str:
+def _dataset(cfg: keys.Acceptance) -> str:
     if cfg.responses is not None and cfg.dataset is None:
         return Path(cfg.responses).name
     names = labels(cfg)
     return f"{names['dataset']} {names['split']}".strip()
 
 
-def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg: commands.Acceptance) -> None:
+def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg: keys.Acceptance) -> None:
     for name, table in tables.items():
         save_table(table, folder, name)
     table, advice = tables["acceptance"], tables["advice"]

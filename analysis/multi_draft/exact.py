@@ -17,9 +17,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis import keys
 from analysis.multi_draft.target_texts import MethodRule
 from analysis.tables.files import read_table, save_table, show
-from toolkit.config import commands, plain
+from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.runs.stage import open_stage
 from toolkit.runs.tracking import log_table, wandb_run
@@ -31,7 +32,7 @@ OPTIMUM = "optimum"
 MOST = 200_000  # tuples of candidates: V^K
 
 
-def enumerate_rules(cfg: commands.Acceptance) -> Path:
+def enumerate_rules(cfg: keys.Acceptance) -> Path:
     p, q = distributions(plain(cfg.target_probs), plain(cfg.draft_probs))
     counts = sorted(set(plain(cfg.num_drafts)))
     if not counts or len(p) ** max(counts) > MOST:

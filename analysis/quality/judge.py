@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 from analysis.quality.base import Metric, Score, check_lengths
 from data_gen.completions import Endpoint, answers
+from data_gen.keys import EndpointKeys
 from toolkit.config import method
-from toolkit.config.commands import EndpointKeys
 from toolkit.config.notes import Above, AtLeast, File, Model
 from toolkit.config.values import check_ranges
 from toolkit.decoding import Sampling, decode

@@ -22,13 +22,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis import keys
 from analysis.loads.engine_counts import read_counts
 from analysis.replay.fit_samples import Samples, samples, score, split
 from analysis.replay.head_folders import CandidateHead, find_heads
 from analysis.tables.files import read_table, save_table, show
 from toolkit.acceptance.calibration.by_depth import FILE, ByDepth, Calibration
 from toolkit.acceptance.folder import KINDS
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.drafts.block.estimator import ConfidenceHeadEstimator
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import read_json
@@ -87,7 +88,7 @@ def scored_maps(labelled: Mapping[str, Labelled], calibration: Calibration) -> l
     return lines
 
 
-def calibrate_heads(cfg: commands.Heads) -> Path:
+def calibrate_heads(cfg: keys.Heads) -> Path:
     """Fit, score and write a copy of every head with its calibration; returns the output folder."""
     folders = [Path(str(folder)) for folder in plain(cfg.calibration)]
     own = instantiate(cfg.draft)

@@ -18,11 +18,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis import keys
 from analysis.tables.files import read_table, save_table, show
 from data_gen.texts import read_responses
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.acceptance.match import MatchEstimator, examples, fit
-from toolkit.config import commands, plain
+from toolkit.config import plain
 from toolkit.decoding import SuffixProposer
 from toolkit.decoding.proposers.suffix import BETWEEN
 from toolkit.errors import InputError
@@ -33,7 +34,7 @@ FILE = "match.json"
 LONG = 8  # tokens of a response that no two prompts have in common
 
 
-def fit_copies(cfg: commands.Heads) -> Path:
+def fit_copies(cfg: keys.Heads) -> Path:
     """Fit, score and write; returns the output folder."""
     responses = read_responses(plain(cfg.copies), same_ends=True)
     stage = open_stage("heads", cfg, inputs=responses.inputs, ignore=("track",))

@@ -26,10 +26,11 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from analysis import keys
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show, with_interval
 from data_gen.texts import TargetResponses, check_vocabulary, fingerprints, read_responses, within_context
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.costs.measure import WIDTHS, measure
 from toolkit.costs.table import CostTable
 from toolkit.distillation.drafts import export
@@ -50,7 +51,7 @@ CONTEXT = 128  # tokens before the ones that are timed
 REPEATS = 9  # forward passes that are timed; their median counts
 
 
-def compare_drafts(cfg: commands.Heads) -> Path:
+def compare_drafts(cfg: keys.Heads) -> Path:
     """Measure every draft on every domain; returns the output folder."""
     drafts, folders = plain(cfg.drafts), plain(cfg.responses)
     if not drafts or not folders:
@@ -92,7 +93,7 @@ def compare_drafts(cfg: commands.Heads) -> Path:
 
 
 def _candidates(
-    cfg: commands.Heads, drafts: dict[str, str], alone: ModelPair, counted: TargetResponses | None
+    cfg: keys.Heads, drafts: dict[str, str], alone: ModelPair, counted: TargetResponses | None
 ) -> dict[str, ModelPair]:
     """The target with every draft and every reduction of it, by name."""
     sequences = [(row["prompt_ids"], row["token_ids"]) for row in counted.rows] if counted else []
@@ -115,7 +116,7 @@ def _candidates(
 
 
 def _measured(
-    cfg: commands.Heads,
+    cfg: keys.Heads,
     candidates: dict[str, ModelPair],
     alone: ModelPair,
     sequences: dict[str, TargetResponses],
@@ -159,7 +160,7 @@ def _fitting(pair: ModelPair, responses: TargetResponses, limit: int | None) -> 
 
 
 def text_parts(
-    pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: CostTable, chosen: int | None = None
+    pair: ModelPair, responses: TargetResponses, cfg: keys.Heads, costs: CostTable, chosen: int | None = None
 ) -> tuple[int, Array]:
     """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of.
 
@@ -179,7 +180,7 @@ def text_parts(
 
 
 def replayed(
-    pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: CostTable
+    pair: ModelPair, responses: TargetResponses, cfg: keys.Heads, costs: CostTable
 ) -> tuple[dict[int, Array], dict[int, Array], Array]:
     """By fixed K the tokens that are generated of each text [n], and what they cost [n]; by the tokens accepted, the rounds of
     `depth` drafted ones [n, depth + 1].

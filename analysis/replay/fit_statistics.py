@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis import keys
 from analysis.replay.calibrate import fitted_maps, maps_of_counts
 from analysis.replay.fit_samples import Samples, samples, score, split
 from analysis.tables.files import markdown, read_table, save_table, show
@@ -34,7 +35,7 @@ from toolkit.acceptance.statistics import (
     read_statistics,
     write_statistics,
 )
-from toolkit.config import commands, plain
+from toolkit.config import plain
 from toolkit.errors import InputError, warn
 from toolkit.files import generate_folder
 from toolkit.files.atomic import read_json, write_text
@@ -125,7 +126,7 @@ def chosen_fit(output: str, part: Samples, form: str, seed: int) -> Logistic:
     return fitted(*part.of(output), tried[int(np.argmin(losses))])
 
 
-def fit_statistics(cfg: commands.Heads) -> Path:
+def fit_statistics(cfg: keys.Heads) -> Path:
     """Fit, score and write; returns the output folder."""
     folders, others = ([Path(str(folder)) for folder in plain(key) or ()] for key in (cfg.statistics, cfg.calibration))
     if not folders or (others and cfg.counts is not None):

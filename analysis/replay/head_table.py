@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis import keys
 from analysis.figures import plots
 from analysis.replay.head_folders import CandidateHead, find_heads
 from analysis.replay.head_scores import head_scores
@@ -27,7 +28,7 @@ from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from analysis.tables.standing import interval_text
 from toolkit import metrics
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.stage import open_stage
@@ -53,7 +54,7 @@ class Sequences:
         return replayed.per_text[self.chosen]
 
 
-def compare_heads(cfg: commands.Heads) -> Path:
+def compare_heads(cfg: keys.Heads) -> Path:
     """Replay every head at every threshold; returns the output folder."""
     if cfg.traces is None:
         raise InputError("traces: expected a folder of data_gen.traces, traces=FOLDER heads=[...], got null")
@@ -122,7 +123,7 @@ def _study(
     dev: Sequences,
     test: Sequences,
     base: Array,
-    cfg: commands.Heads,
+    cfg: keys.Heads,
     bootstrap: Bootstrap,
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """A head's line, and its curve over thresholds. The threshold is the best on dev, all numbers are of test."""

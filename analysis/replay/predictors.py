@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from analysis import keys
 from analysis.replay.calibrate import fitted_maps, scored_maps
 from analysis.replay.fit_samples import Samples, samples, score
 from analysis.replay.head_folders import CandidateHead, find_heads
@@ -51,7 +52,7 @@ from analysis.tables.files import read_table, save_table
 from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
 from analysis.tables.rows import Array, throughput
 from analysis.tables.standing import standing
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import read_json, write_text
@@ -84,7 +85,7 @@ class Domain:
     counts: dict[str, Array] = field(default_factory=dict)
 
 
-def compare_predictors(cfg: commands.Heads) -> Path:
+def compare_predictors(cfg: keys.Heads) -> Path:
     """Replay every row on every domain; returns the output folder."""
     tuning, tests = (plain(mapping) or {} for mapping in (cfg.tuning, cfg.tests))
     if set(tuning) != set(tests) or not tuning or not plain(cfg.statistics):
@@ -134,7 +135,7 @@ def _recorded_with(folder: Path) -> tuple[str, float]:
     return summary["draft_fingerprint"], summary["sampling"]["temperature"]
 
 
-def _fitted_rows(fitted: Samples, cfg: commands.Heads) -> dict[str, Predictor]:
+def _fitted_rows(fitted: Samples, cfg: keys.Heads) -> dict[str, Predictor]:
     """Statistics of all positions, and of few: texts in a random order until so many are reached."""
     rows = {STATISTICS: of_statistics(fitted, cfg.form, cfg.seed)}
     order = torch.from_numpy(np.random.default_rng(cfg.seed).permutation(int(fitted.sequence.max()) + 1))
@@ -154,7 +155,7 @@ def _tuned(
     part: Samples,
     heads: list[CandidateHead],
     draft: Any,
-    cfg: commands.Heads,
+    cfg: keys.Heads,
 ) -> Domain:
     """A domain with the level of every row, chosen on its tuning texts, and what the row counts there on the test texts."""
     dev, test = (read_traces(folder) for folder in folders)
@@ -204,7 +205,7 @@ class Scored(NamedTuple):
     ]  # by column, counts [texts, counts] of the rate rule; None: not its estimator
 
 
-def _scored(domain: Domain, cfg: commands.Heads) -> dict[str, Scored]:
+def _scored(domain: Domain, cfg: keys.Heads) -> dict[str, Scored]:
     """The scores of every row that estimates a probability."""
     dev, test = (samples(trace, cfg.max_drafted, cfg.seed) for trace in (domain.dev, domain.test))
     scored = {}
@@ -223,7 +224,7 @@ def _scored(domain: Domain, cfg: commands.Heads) -> dict[str, Scored]:
     return scored
 
 
-def _predictors(domain: Domain, scored: Mapping[str, Scored], draft: Any, cfg: commands.Heads) -> pd.DataFrame:
+def _predictors(domain: Domain, scored: Mapping[str, Scored], draft: Any, cfg: keys.Heads) -> pd.DataFrame:
     """The lines of a domain: its rows at their levels, and in `free` and `free_calibrated` the shares without one."""
     levels, facts = [float(h) for h in cfg.thresholds], []
     for row, predictor in domain.rows.items():
@@ -249,7 +250,7 @@ def _predictors(domain: Domain, scored: Mapping[str, Scored], draft: Any, cfg: c
     return table.assign(domain=domain.name, home=domain.home, prompts=domain.test.num_texts)
 
 
-def _drift(domains: list[Domain], cfg: commands.Heads) -> pd.DataFrame:
+def _drift(domains: list[Domain], cfg: keys.Heads) -> pd.DataFrame:
     """The domain changes to the next one in the middle.
 
     Shares are measured on the second half, against its own best fixed K and upper bound.

@@ -18,11 +18,12 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import keys
 from analysis.replay.head_folders import find_heads
 from analysis.tables.files import markdown, save_table, show, show_page
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
-from toolkit.config import commands, instantiate, plain
+from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import open_stage
@@ -30,7 +31,7 @@ from toolkit.trace import bounds
 from toolkit.trace.store import SUMMARY, read_traces
 
 
-def solve_prices(cfg: commands.Timing) -> Path:
+def solve_prices(cfg: keys.Timing) -> Path:
     """Solve for every cost ratio; returns the output folder."""
     if cfg.head is None:
         raise InputError("head: expected a folder with traces=FOLDER, head=FOLDER, got none")

@@ -11,9 +11,9 @@ from typing import Any
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from analysis import keys
 from analysis.reporting.charts import DARK
 from analysis.tables.files import as_markdown_text
-from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
 from toolkit.files.text import visible
@@ -87,7 +87,7 @@ def report_spec(title: str, origin: dict[str, Any], parts: Sequence[dict[str, An
     }
 
 
-def publish(folder: Path, cfg: commands.Report) -> None:
+def publish(folder: Path, cfg: keys.Report) -> None:
     """Write wandb_report.json and, once and unless dry_run, save the report on the server. Raises InputError without one."""
     report = build(
         read_json(folder / "report.json"), cfg.entity, cfg.project or os.environ.get("WANDB_PROJECT", PROJECT)

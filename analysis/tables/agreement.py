@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis import keys
 from analysis.tables.bootstrap import ENOUGH, Bootstrap
 from analysis.tables.files import save_table, show
 from analysis.tables.rows import COUNTS, SETTING, counts_of
 from analysis.tables.selection import check_comparable, load_rows
 from analysis.tables.standing import gain_over
 from toolkit import metrics
-from toolkit.config import commands, plain
+from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.runs.stage import MANIFEST, read_manifest
 
 SAME = [*SETTING, "prompt", "prompt_hash"]
 
 
-def write_agreement(folder: Path, cfg: commands.Sweep) -> Path:
+def write_agreement(folder: Path, cfg: keys.Sweep) -> Path:
     """Compare the sweep in a folder with the replayed ones that its config names; returns the folder."""
     table = agreement_of(folder, [Path(sweep) for sweep in plain(cfg.replayed)], cfg.cost_ratio)
     save_table(table, folder, "agreement")

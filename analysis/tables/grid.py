@@ -23,13 +23,15 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from analysis import keys
 from toolkit import config
 from toolkit.acceptance.folder import head_hash, head_name
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.digests import digest
 
 IMPOSSIBLE = "impossible"  # of a method's settings; its one value: skip
-ORACLE, UPPER_BOUND, PLAIN, FIXED = "oracle", "upper_bound", "autoregressive", "speculative"
+PLAIN, FIXED = "autoregressive", "speculative"
+UPPER_BOUND, ORACLE = keys.SweepGrid.references
 PER_PROMPT = "fixed_per_prompt"  # the baseline's best setting of every prompt, with hindsight: in frontiers only
 REFERENCES = (PER_PROMPT, UPPER_BOUND, ORACLE)  # they use knowledge that no method has
 PARAMETERS = {UPPER_BOUND: ("price", "min_drafted", "draft_temperature"), ORACLE: ("max_drafted", "draft_temperature")}

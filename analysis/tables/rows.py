@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis import keys
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.grid import FIXED, PLAIN, REFERENCES, UPPER_BOUND
 from toolkit import metrics
-from toolkit.config import commands, plain
+from toolkit.config import plain
 from toolkit.types import Counts, Round
 
 COUNTS = tuple(Counts.__dataclass_fields__)
@@ -41,7 +42,7 @@ SELDOM = 0.01  # share of rounds
 BANDS = Bootstrap(1000)  # of acceptance by position
 
 
-def labels(cfg: commands.Labels) -> dict[str, str]:
+def labels(cfg: keys.Labels) -> dict[str, str]:
     prompts = plain(cfg.prompts)
     if prompts.get("path"):  # the file is read instead of the source, whatever split that has
         name, split = Path(prompts["path"]).stem, None

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from data_gen import keys
 from data_gen.domains import Example, get
 from data_gen.toy_pair.training import encode
 from toolkit import ModelPair, generate
-from toolkit.config import commands
 from toolkit.files.atomic import write_folder, write_json, write_text
 from toolkit.models.teacher import produced_logits
 
@@ -34,7 +34,7 @@ def evaluate(
     tokenizer: PreTrainedTokenizerFast,
     domain: str,
     examples: list[Example],
-    cfg: commands.Toy,
+    cfg: keys.Toy,
 ) -> dict[str, float]:
     """One domain's measures: share of right answers at temperature 0, nats per token of the reference responses, alpha (mean of
     sum_x min(p, q)) along responses at temperature 1, and their mean length in tokens, end of text included.

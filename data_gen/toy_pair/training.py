@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from data_gen import keys
 from data_gen.domains import Example
-from toolkit.config import commands
 
 CHUNK = 1024  # documents that are sorted by length together
 # Of the "Polar Express" (arXiv:2505.16932): its first three steps for singular values from .001 on.
@@ -179,7 +179,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def build_model(shape: commands.ToyModel, tokenizer: PreTrainedTokenizerFast, max_positions: int) -> LlamaForCausalLM:
+def build_model(shape: keys.ToyModel, tokenizer: PreTrainedTokenizerFast, max_positions: int) -> LlamaForCausalLM:
     special = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -245,7 +245,7 @@ def learning_rate_factor(step: int, warmup: int, steps: int) -> float:
 class ToyModule(pl.LightningModule):
     """One of the two models. `shape` is its part of the config: sizes, learning rates, steps, warmup."""
 
-    def __init__(self, cfg: commands.Toy, shape: commands.ToyModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, cfg: keys.Toy, shape: keys.ToyModel, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
         self.cfg, self.shape = cfg, shape
         self.model = build_model(shape, tokenizer, cfg.max_positions)

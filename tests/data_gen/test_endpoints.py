@@ -10,9 +10,9 @@ import pytest
 
 from data_gen import responses
 from data_gen.completions import CompletionRequest, Completions, NoAnswer
+from data_gen.keys import EndpointKeys
 from tests.data_gen.stub_target import FIELDS, Status, StubTarget, stub_target
 from toolkit.config import compose
-from toolkit.config.commands import EndpointKeys
 from toolkit.errors import InputError, StaleError
 from toolkit.models.remote import LOADER, remote_pair
 from toolkit.runs.stage import read_manifest

@@ -16,10 +16,10 @@ from transformers import GenerationConfig
 
 from data_gen import responses
 from data_gen.completions import Completions
+from data_gen.keys import EndpointKeys
 from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
 from toolkit.config import compose, plain
-from toolkit.config.commands import EndpointKeys
 from toolkit.config.identity import contents_of
 from toolkit.decode import run as decode_command
 from toolkit.decoding import Sampling, decode

@@ -20,7 +20,7 @@ from toolkit.config import CONF, choices, classes, compose, papers, plain
 from toolkit.config.check import MISSING, check, resolved
 from toolkit.config.classes import meanings_in
 from toolkit.config.command_line import check_choices, prepare
-from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of, section_in
+from toolkit.config.commands import COMMANDS, Command, Grid, command_of, group_of, keys_of, section_in
 from toolkit.config.files import unresolved
 from toolkit.config.help import WIDTH, help_text, without_repeats
 from toolkit.config.notes import Above, AtLeast, Between, Interval, Probability, notes
@@ -31,7 +31,7 @@ from toolkit.errors import InputError
 from toolkit.stopping import AdaEdl
 
 ROOTS = sorted(path.stem for path in CONF.glob("*.yaml"))
-NAMES = [name for name in ROOTS if COMMANDS.get(name) and issubclass(COMMANDS[name], Command)]
+NAMES = [name for name in ROOTS if issubclass(command_of(name) or Grid, Command)]
 PARTS = {  # groups that methods and commands are made of: their files are looked at one by one
     group: choices(group)
     for group in ("stopping", "rule", "proposer", "beams", "quality", "sampling", "pair", "prompts")
@@ -53,7 +53,7 @@ def undocumented(path: str, value: Any, annotation: Any) -> list[str]:
     if is_node(value):
         known = classes.keys_of(value["_target_"])
         assert known is not None, f"{path}: {value['_target_']}"
-    elif section is not None and section is not Grid and isinstance(value, dict):
+    elif section is not None and not issubclass(section, Grid) and isinstance(value, dict):
         known = keys_of(section)
     elif isinstance(value, dict) and section is None and value and all(map(is_node, value.values())):
         return [lost for name, one in value.items() for lost in undocumented(f"{path}.{name}", one, Any)]
@@ -73,7 +73,7 @@ def undocumented(path: str, value: Any, annotation: Any) -> list[str]:
 
 
 def undocumented_of(root: str, overrides: list[str]) -> list[str]:
-    return undocumented("", resolved(compose(root, overrides), root), COMMANDS[root])
+    return undocumented("", resolved(compose(root, overrides), root), command_of(root))
 
 
 @pytest.mark.parametrize(("root", "group"), [(root, group) for root, groups in FILLED.items() for group in groups])
@@ -219,7 +219,7 @@ def refusal(root: str, *words: str) -> str:
 
 def out_of_range(root: str) -> str:
     """An override of one of the command's own keys with a number that its range leaves out."""
-    for name, key in keys_of(COMMANDS[root]).keys.items():
+    for name, key in keys_of(command_of(root)).keys.items():
         for interval in (note for note in notes(key.annotation) if isinstance(note, Interval)):
             return f"{name}={interval.low - 1:g}"
     return "sampling.temperature=-1"
@@ -387,8 +387,8 @@ def test_help_shows_every_key_within_120_columns(root):
     text = help_text(root)
     lines = text.split("\n")
     assert all(len(line) <= WIDTH and line == line.rstrip() for line in lines)
-    assert lines[0].startswith(f"{COMMANDS[root].module}: ")
-    assert f"  python -m {COMMANDS[root].module} " in text
+    assert lines[0].startswith(f"{command_of(root).module}: ")
+    assert f"  python -m {command_of(root).module} " in text
     shown = {line.split()[0] for line in lines if line.startswith("  ")}
     shown |= {line.partition(":")[0] for line in lines if not line.startswith(" ")}  # groups to choose from
     raw = compose(root)
@@ -406,7 +406,7 @@ def test_help_follows_the_choices():
 def test_every_command_answers_before_it_imports_what_its_work_needs():
     imports = ("import ", "from ", "if ")
     for root in set(NAMES) - {"quickstart_sweep"}:
-        source = classes.module_file(COMMANDS[root].module).read_text()
+        source = classes.module_file(command_of(root).module).read_text()
         first = next(line for line in source.split("\n") if line.startswith(imports) and "__future__" not in line)
         assert first.startswith('if __name__ == "__main__"') and f'    main("{root}"' in source
 

@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import CompactHydraException
 
 from toolkit.config import CONF
-from toolkit.config.commands import COMMANDS
+from toolkit.config.commands import command_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.runs import stage
@@ -68,7 +68,7 @@ def test_a_command_runs_on_its_config_says_where_the_output_is_and_is_scored(cal
 def test_the_score_of_a_commands_module_takes_the_config_and_what_it_returned(tmp_path, monkeypatch):
     seen = []
     module = SimpleNamespace(run=lambda cfg: 3, score=lambda cfg, result: seen.append((cfg.mixing_ratio, result)))
-    monkeypatch.setitem(sys.modules, COMMANDS["mix"].module, module)
+    monkeypatch.setitem(sys.modules, command_of("mix").module, module)
     monkeypatch.setattr("toolkit.runs.command.answer_signals", lambda: None)
     monkeypatch.setattr(sys, "argv", ["mix", "responses=here", "mixing_ratio=0.5"])
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ A command's own keys come first. Then the classes that the config names are impo
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +32,6 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.files.text import first_line
 
 MISSING = "???"
-REFERENCES = ("oracle", "upper_bound")  # of analysis.tables.grid: no methods, with parameters of their own
 TOY = Path(__file__).parent.parent / "assets" / "toy"
 
 
@@ -143,8 +142,8 @@ class _Walk:
             return self.node(path, value) if self.waiting is None else self.waiting.append((path, value))
         if isinstance(value, Mapping):
             inner = next((kind for kind in kinds if kind is Any or origin_of(kind) in MAPPINGS), None)
-            if section is Grid:
-                return self.grid(value) if self.values else None
+            if section is not None and issubclass(section, Grid):
+                return self.grid(value, section.references) if self.values else None
             if section is not None:
                 return self.keys(f"{path}.", value, keys_of(section), whole=whole)
             if inner is not None and not _needs_choice(annotation):
@@ -162,13 +161,13 @@ class _Walk:
         values = {name: value for name, value in node.items() if name not in HYDRAS}
         self.keys(f"{path}.", values, declared, partial=bool(node.get("_partial_") or "_args_" in node))
 
-    def grid(self, grid: Mapping[str, Any]) -> None:
+    def grid(self, grid: Mapping[str, Any], references: Sequence[str]) -> None:
         """Methods of conf/method/, their keys, and lists of values for these."""
-        names, settings = [*choices("method"), *REFERENCES], dict[str, Mapping[str, Any]]()
+        names, settings = [*choices("method"), *references], dict[str, Mapping[str, Any]]()
         for name, content in grid.items():
             if name not in names:
                 raise unknown_name("method", str(name), names)
-            if name not in REFERENCES and isinstance(content, Mapping):
+            if name not in references and isinstance(content, Mapping):
                 settings[name] = flatten(content)
                 if settings[name].get("impossible", "skip") != "skip":
                     raise InputError(f"grid.{name}.impossible: expected skip, got {content['impossible']!r}")

@@ -103,7 +103,7 @@ def _keys_of_part(name: str, value: Any, key: Key) -> Iterator[str]:
     """One entry per key of a group or section."""
     mappings = [arguments for option in options(key.annotation) if (arguments := typing.get_args(option))]
     named = next((section_in(arguments[1]) for arguments in mappings if len(arguments) == 2), None)  # of every entry
-    if section_in(key.annotation) is Grid:
+    if issubclass(section_in(key.annotation) or Command, Grid):
         for path, values in configs.flatten(value).items():
             yield from _filled(f"{name}.{path}", _value(values))
     elif named is not None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from toolkit.config import classes
 from toolkit.config.check import keys_below, parameters
-from toolkit.config.commands import Grid, command_of, keys_of, section_in
+from toolkit.config.commands import Command, Grid, command_of, keys_of, section_in
 from toolkit.config.files import choices, flatten
 from toolkit.config.notes import CONTENTS, Assumed, File, Head, HubData, Model, Neutral, notes
 from toolkit.config.values import LISTS, MAPPINGS, is_known, is_node, options, origin_of
@@ -64,7 +64,7 @@ class Contents:
         parent: the mapping that it stands in; note: what is declared of everything in it
         """
         note = next((own for own in notes(annotation) if isinstance(own, CONTENTS)), note)
-        if isinstance(value, Mapping) and section_in(annotation) is Grid:
+        if isinstance(value, Mapping) and issubclass(section_in(annotation) or Command, Grid):
             return {name: self._settings(f"{path}.{name}", name, settings) for name, settings in value.items()}
         if isinstance(value, Mapping):
             declared = keys_below(value, annotation)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from toolkit.config import classes, files, papers, parts
-from toolkit.config.commands import COMMANDS, command_of, defaults_of, keys_of, section_in
+from toolkit.config.commands import command_of, defaults_of, keys_of, section_in
 from toolkit.config.files import LOCK, choices, kept, plain, user_folders
 from toolkit.config.notes import Keys
 from toolkit.config.values import is_node
@@ -23,16 +23,17 @@ from toolkit.files.text import first_line
 if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
 
+KEYS = "_keys.yaml"  # after a command's name
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 NO_KEY = re.compile(r"(?:Could not override|Could not delete from config\.(?: The value of)?) '([^']*)'")
 NO_CHOICE = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
 NO_PLUS = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
 
 
-def register(store: ConfigStore, commands: Iterable[str] = tuple(COMMANDS)) -> None:
-    """Put the keys of commands, with their defaults, into a store of Hydra's: `decode_keys` and so on."""
-    for name in commands:
-        store.store(f"{name}_keys", defaults_of(COMMANDS[name]))
+def register(store: ConfigStore, config_name: str) -> None:
+    """Put the keys of a command, with their defaults, into a store of Hydra's, and those that were composed before."""
+    _store().load(f"{config_name}{KEYS}")
+    store.repo |= {name: node for name, node in _store().repo.items() if name.endswith(KEYS)}
 
 
 def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
@@ -114,9 +115,9 @@ def _store() -> ConfigStore:
             return self  # Hydra copies its sources, and only reads them
 
         def _open(self, path: str) -> Any:
-            command = path.removesuffix("_keys.yaml")
-            if command in COMMANDS and path not in self.repo:
-                register(self, [command])
+            section = command_of(path.removesuffix(KEYS))
+            if path.endswith(KEYS) and path not in self.repo and section is not None:
+                self.store(path, defaults_of(section))
             return super()._open(path)
 
     Plugins.instance()  # launchers and sweepers enter themselves

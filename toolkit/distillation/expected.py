@@ -9,18 +9,18 @@ have at most the first one's.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from toolkit.config import commands
 from toolkit.models.pair import ASSETS
 
 CURVE = ASSETS / "draft_curve.csv"  # kind, layers, tokens, epochs, alpha_val, minutes (empty: not measured alone)
 
 
-def run(cfg: commands.Responses) -> Path:
-    """Print what the curve says of so many response tokens; nothing is made."""
+def run(cfg: Any) -> Path:
+    """Print what the curve says of so many response tokens of `data_gen.responses`; nothing is made."""
     if cfg.prompts.limit is None:
         return Path(cfg.paths.root_dir)
     tokens = cfg.prompts.limit * cfg.sampling.max_new_tokens

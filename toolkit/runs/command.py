@@ -18,7 +18,7 @@ from typing import Any
 
 from toolkit import config as configs
 from toolkit.config.command_line import parsed, prepare
-from toolkit.config.commands import COMMANDS, command_of
+from toolkit.config.commands import command_of
 from toolkit.errors import InputError, answer_signals, interrupted, missing_package
 from toolkit.files.atomic import write_failure, write_json
 from toolkit.files.digests import ensure_home
@@ -34,7 +34,7 @@ def main(name: str, notice: str = "") -> None:
     """
     answer_signals()
     ensure_home()  # before libraries look for their caches
-    module = COMMANDS[name].module  # type: ignore[attr-defined]
+    module = command_of(name).module  # type: ignore[union-attr]
 
     def run(cfg: Any) -> Any:
         if notice:
@@ -90,7 +90,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, A
     try:
         sys.argv[1:] = prepare(config_name, sys.argv[1:])
         is_checked = parsed(sys.argv[1:]).config_path is None
-        register(ConfigStore.instance())
+        register(ConfigStore.instance(), config_name)
         work()
     except InputError as error:
         sys.exit(f"error: {visible(str(error))}")
