@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from tests.methods import others_slow
 from toolkit import ModelPair, config
 from toolkit.acceptance.calibration.by_depth import FILE, ByDepth, Calibration
 from toolkit.costs.load import LoadCost
@@ -114,7 +115,7 @@ def pvalue(pair, method, sampling, runs=RUNS, batch_size=RUNS):
     return min(values), generations
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", others_slow(CHAINS))
 def test_whole_outputs_follow_the_targets_distribution(name):
     """Four tokens, one of which ends a text; blocks of four whose q depends on the token before."""
     if name == "autoregressive":
@@ -129,7 +130,7 @@ def test_whole_outputs_follow_the_targets_distribution(name):
 
 
 @pytest.mark.parametrize(("setting", "rule"), [*product(SETTINGS, ["rejection", "block"])])
-@pytest.mark.parametrize("markov", [False, True])
+@pytest.mark.parametrize("markov", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_sampling_settings_and_both_rules(setting, rule, markov):
     method = Method("blocks", Confidence(0.4), get(rule))
     sampling = Sampling(max_new_tokens=3, seed=7, **SETTINGS[setting])

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 
+from tests.methods import one_of_each, others_slow
 from toolkit import ModelPair, config, generate
 from toolkit.decoding import Method, Sampling, TreeProposer, decode
 from toolkit.engine import TabularModel
@@ -46,7 +47,7 @@ def assert_same(generations, others):
         assert rounds[0] == rounds[1]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", others_slow(METHODS))
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, prompts, sampled):
     """Alone, in threes and all in reverse order: the same tokens and rounds, exactly. Coupled rows: in equal batches."""
@@ -95,14 +96,14 @@ def greedy_texts(exact_pair, prompts):
     return [text[len(prompt) :] for prompt, text in zip(prompts, sequences, strict=True)]
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("name", others_slow(LOSSLESS))
 def test_greedy_output_is_the_targets_own(name, exact_pair, prompts, greedy_texts):
     sampling = Sampling(temperature=0, max_new_tokens=12, repetition_penalty=1.2)
     generations = decode(exact_pair, prompts, config.method(name), sampling, batch_size=4)
     assert [generation.token_ids for generation in generations] == greedy_texts
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", others_slow(METHODS))
 @pytest.mark.parametrize("limit", [1, 2, LENGTH])
 def test_counts(name, limit, exact_pair, prompts, sampled):
     """In every round drafted + 1 = produced + discarded, end of text and length limit inside accepted runs included."""
@@ -124,10 +125,12 @@ def test_counts(name, limit, exact_pair, prompts, sampled):
             assert counts.num_draft_calls == counts.num_drafted
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in LOSSLESS if name not in ("autoregressive", "prompt_lookup", "lookup_rate", "batch_lookup_rate")],
-)
+ENDING_INSIDE = [
+    name for name in LOSSLESS if name not in ("autoregressive", "prompt_lookup", "lookup_rate", "batch_lookup_rate")
+]
+
+
+@pytest.mark.parametrize("name", others_slow(ENDING_INSIDE))
 def test_counts_where_a_drafted_token_ends_the_text(name, table_pair):
     """One token of three ends a text: the end is often a draft that was accepted, and no further token is drawn then."""
     inside, sampling = 0, Sampling(max_new_tokens=6, seed=4)
@@ -145,15 +148,11 @@ def test_counts_where_a_drafted_token_ends_the_text(name, table_pair):
     assert inside >= 3
 
 
-TREES_ARE_SLOW = [  # their trees are tried in tests/toolkit/test_trees.py, too
-    pytest.param(name, marks=pytest.mark.slow)
-    if isinstance(config.method(name).proposer, TreeProposer) and name != "specinfer"
-    else name
-    for name in LOSSLESS
-]
+TREES = {name for name in METHODS if isinstance(config.method(name).proposer, TreeProposer)}
+OF_OUTPUTS = one_of_each() - TREES | {"specinfer"}  # the other trees are tried in tests/toolkit/test_trees.py, too
 
 
-@pytest.mark.parametrize("name", TREES_ARE_SLOW)
+@pytest.mark.parametrize("name", others_slow(LOSSLESS, OF_OUTPUTS))
 def test_whole_outputs_follow_the_targets_distribution(name, table_pair):
     """In a large batch; alone, too, where the rows of a batch decide together (other rows are equal alone, see above)."""
     level = 0.001 / (2 * len(LOSSLESS))  # Bonferroni over the tests of this function

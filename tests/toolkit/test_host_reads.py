@@ -10,6 +10,7 @@ import torch
 from benchmarks import gpu_exactness
 from benchmarks.gpu_exactness import PLAIN, UNDRAFTED, tiny_pair, waiting
 from benchmarks.host_reads import HostRead, no_host_reads
+from tests.methods import one_of_each, others_slow
 from toolkit import config
 from toolkit.decoding import Method
 from toolkit.engine.device import Gate, tensor_on
@@ -32,7 +33,7 @@ def pair(tmp_path_factory):
     return pair
 
 
-@pytest.mark.parametrize("name", DRAFTED.values())
+@pytest.mark.parametrize("name", others_slow([*DRAFTED.values()], one_of_each() | {"specdec_pp", "specdec_pp lag=0"}))
 def test_no_method_waits_while_it_drafts(name, pair, monkeypatch):
     """Every method without captured forward passes; with them, in the test below, one of a kind."""
     monkeypatch.setattr(gpu_exactness, "capturing", lambda pair: pair)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
 
-from toolkit import ModelPair, generate
+from tests.methods import others_slow
+from toolkit import ModelPair, config, generate
 from toolkit.engine import selfcheck
 from toolkit.models.fingerprint import Weights
 from toolkit.stopping.adaedl import AdaEdl
 from toolkit.testing import llama_pair, ragged_prompts, random_heads, tiny_model
 from toolkit.verification import get
 
-METHODS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "method").glob("*.yaml"))
+METHODS = config.choices("method")
 DEFAULTS = ("meta", torch.bfloat16)  # what is made on no device of its own fails at once
 
 
@@ -36,7 +36,7 @@ def models(tmp_path_factory):
     return {"target": pair.target, "draft": pair.draft, "head": str(heads)}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", others_slow(METHODS))
 def test_every_method_gives_the_same_tokens(method, models):
     prompts = ragged_prompts(3)
 

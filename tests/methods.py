@@ -1,0 +1,31 @@
+"""Which methods stand for others in `make test`; `make test-slow` has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+
+from toolkit import config
+
+
+@cache
+def one_of_each() -> frozenset[str]:
+    """One method of every proposer, scheme and rule: the first that reads the draft's states row by row, else the first."""
+    reading, others = [], []
+    for name in sorted(config.choices("method")):
+        method = config.method(name)
+        first = method.policy.reads_states and not method.couples_rows
+        (reading if first else others).append((name, method))
+    chosen: dict[tuple[type, Any, type], str] = {}
+    for name, method in [*reading, *others]:
+        chosen.setdefault((type(method.proposer), method.proposer.scheme, type(method.rule)), name)
+    return frozenset(chosen.values())
+
+
+def others_slow(names: Sequence[str], kept: Collection[str] | None = None) -> list[Any]:
+    """Parameters of a test: names that are not kept are slow; kept: None: `one_of_each`."""
+    kept = one_of_each() if kept is None else kept
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]
