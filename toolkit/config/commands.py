@@ -221,7 +221,7 @@ class Distill(Command, OnPair, Trains):
     kind: Annotated[
         Any,
         ConfigGroup("kind", nullable=True),
-        "null: a model of its own; eagle3, dflash, dspark: one that reads the target's states",
+        "null: a model of its own; NAME: another kind of draft",
     ] = None
     vocabulary: Annotated[
         Count | None, "V': output tokens that the draft keeps, the most frequent of the responses; null: all"
