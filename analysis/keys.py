@@ -72,6 +72,9 @@ class Sweep(Command, Labels, Tracked, Shared):
     artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"] = False
 
 
+QuickstartSweep = Sweep
+
+
 class UnderLoad(OnPrompts, Tracked):
     grid: MethodGrid
     hardware: Annotated[Hardware | None, "model the costs instead, from a device's peak figures"] = None

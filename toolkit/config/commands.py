@@ -267,37 +267,19 @@ class Sync(Command):
     dry_run: Annotated[bool, "say what would be uploaded"] = False
 
 
-COMMANDS = {  # config: the module of its class, which is imported when it is composed, and the class
-    "method_only": f"{__name__}:MethodOnly",
-    "decode": f"{__name__}:Decode",
-    "train": f"{__name__}:Train",
-    "train_heads": f"{__name__}:TrainHeads",
-    "distill": f"{__name__}:Distill",
-    "sync": f"{__name__}:Sync",
-    "toy": "data_gen.keys:Toy",
-    "responses": "data_gen.keys:Responses",
-    "mix": "data_gen.keys:Mix",
-    "traces": "data_gen.keys:Traces",
-    "sweep": "analysis.keys:Sweep",
-    "quickstart_sweep": "analysis.keys:Sweep",
-    "frontier": "analysis.keys:Frontier",
-    "compare": "analysis.keys:Compare",
-    "heads": "analysis.keys:Heads",
-    "acceptance": "analysis.keys:Acceptance",
-    "timing": "analysis.keys:Timing",
-    "advise": "analysis.keys:Advise",
-    "serving": "analysis.keys:Serving",
-    "report": "analysis.keys:Report",
-    "paper": "analysis.keys:Paper",
+MODULES = {  # of the classes of configs, which are called as the configs are: TrainHeads for conf/train_heads.yaml
+    __name__: "method_only decode train train_heads distill sync",
+    "data_gen.keys": "toy responses mix traces",
+    "analysis.keys": "sweep quickstart_sweep frontier compare heads acceptance timing advise serving report paper",
 }
+COMMANDS = {config_name: module for module, names in MODULES.items() for config_name in names.split()}
 
 
 def command_of(config_name: str) -> type[ConfigSection] | None:
-    """The keys of conf/<config_name>.yaml; None of a root config of the user's own."""
+    """The keys of conf/<config_name>.yaml, their module imported; None of a root config of the user's own."""
     if config_name not in COMMANDS:
         return None
-    module, _, name = COMMANDS[config_name].partition(":")
-    section: type[ConfigSection] = getattr(import_module(module), name)
+    section: type[ConfigSection] = getattr(import_module(COMMANDS[config_name]), config_name.title().replace("_", ""))
     return section
 
 
