@@ -105,7 +105,7 @@ class Advise(Command, UnderLoad, Intervals):
         "advise from an engine's counts: vLLM's answers or /metrics, or decode's generations.jsonl; no model is loaded",
     ] = None
     cost_ratio: Annotated[Positive, "c, draft forward / target forward, with `responses`"] = 0.2
-    blocks: Annotated[bool, "with `responses`: the draft gives a block per forward pass (DFlash, DSpark)"] = False
+    blocks: Annotated[bool, "with `responses`: the draft gives a block per forward pass"] = False
 
 
 class Serving(Command, UnderLoad):
