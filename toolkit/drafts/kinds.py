@@ -101,16 +101,18 @@ def register(kind: DraftKind) -> DraftKind:
 def all_kinds() -> list[DraftKind]:
     """Every kind but the separate one: ours, those of the user's conf/kind/*.yaml, those that were registered."""
     named = [*KINDS, *(target for folder in user_folders() for target in _targets(folder))]
-    return list({kind.name: kind for kind in (*map(named_object, named), *_REGISTERED)}.values())
+    return list({kind.name: kind for kind in (*map(_kind_at, named), *_REGISTERED)}.values())
 
 
 def kind_by_target(config: Mapping[str, Any] | None) -> DraftKind:
     """The kind that a choice of conf/kind/ names by its `_target_`; None: the separate one. Raises InputError for another."""
-    if config is None:
-        return SEPARATE
-    kind = named_object(str(config["_target_"]))
+    return SEPARATE if config is None else _kind_at(str(config["_target_"]))
+
+
+def _kind_at(target: str) -> DraftKind:
+    kind = named_object(target)
     if not isinstance(kind, DraftKind):
-        raise InputError(f"kind._target_: expected package.module:KIND, a DraftKind, got {config['_target_']}")
+        raise InputError(f"kind._target_: expected package.module:KIND, a DraftKind, got {target}")
     return kind
 
 
@@ -156,7 +158,7 @@ def named_object(text: str) -> Any:
     module, _, name = text.partition(":")
     try:
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the module does
         raise InputError(f"expected package.module:NAME, got {text!r}: {first_line(error)}") from error
 
 
