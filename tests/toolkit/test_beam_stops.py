@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.methods import others_slow
 from tests.toolkit.test_beams import BEAMS, CASES, beam_distribution, method, p_value, sampled
 from toolkit import config
 from toolkit.decoding import Sampling, decode
@@ -68,7 +69,7 @@ def test_beam_search_looks_as_far_as_it_must(exact_pair, prompts):
 FAST = ("speculative", "adaptive_width")
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize("name", others_slow([*CASES], FAST))
 def test_beams_that_stop_follow_plain_beam_sampling(name, table_pair):
     """Chi-square over all multisets of beams of at most 3 tokens that end with two tokens in a row, or with one."""
     built, stop = CASES[name], (1, 0)
@@ -88,7 +89,7 @@ def test_the_test_tells_stopping_from_going_on(table_pair):
     assert p_value(seen, distribution) < 1e-6
 
 
-@pytest.mark.parametrize("name", BEAMS)
+@pytest.mark.parametrize("name", others_slow(BEAMS))
 def test_every_method_stops_where_the_string_is_complete(name, exact_pair, prompts):
     built, sampling = config.method(name), Sampling(max_new_tokens=16, seed=2)
     tokens = [t for g in decode(lettered(exact_pair), prompts, built, sampling) for t in g.token_ids[2:-2]]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency, chisquare
 
+from tests.methods import others_slow
 from tests.slow_beams import SlowRound, Tables
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
@@ -147,7 +148,9 @@ WARPED = pytest.mark.parametrize("warped", [
 
 
 @WARPED
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", others_slow([*CASES], ("three_beams", "speculative", "adaptive_width", "weighed_by_draft"))
+)
 def test_beams_follow_the_distribution_of_beam_sampling(name, warped, table_pair):
     """Chi-square over all multisets of output beams of at most 3 tokens; end of text inside. Level: Bonferroni."""
     sampling = Sampling(max_new_tokens=3, seed=4, **warped)
@@ -325,7 +328,7 @@ def test_the_beam_test_catches_the_published_scheme(table_pair):
     assert chisquare(observed, [e * scale for e in expected]).pvalue < 1e-6
 
 
-@pytest.mark.parametrize("name", BEAMS)
+@pytest.mark.parametrize("name", others_slow(BEAMS))
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_scores_are_the_likelihoods_of_the_texts(name, batch_size, exact_pair, prompts):
     """Every beam's score against one uncached run over its whole text: the caches hold what they should."""

@@ -188,7 +188,7 @@ def test_where_a_library_ends_the_process_itself():
     assert_one_line(started("-c", f"{stops}from toolkit.runs.command import command; command('decode', run)"))
 
 
-@either
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_while_work_is_done(tmp_path, number):
     words = ["prompts=toy_math", "prompts.split=train", "shard_size=1", f"paths.output_dir={tmp_path / 'out'}"]
     process = started("-m", "data_gen.responses", *words)
