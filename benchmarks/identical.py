@@ -80,7 +80,9 @@ DIGESTED = re.compile(r"\.(safetensors|gguf|arrow|json|jsonl|csv|md|txt|yaml)$")
 SKIPPED = re.compile(
     r"/(manifest\.json|config\.yaml|\.written\.jsonl|wandb|checkpoints/|settings/|tokenizer|report\.json|dataset.*\.json$)"
 )
-VOLATILE = re.compile(r"version|revision|^machine$|^seconds$|^setting_seconds$|^perf/|^job$|^time$")  # keys and columns
+VOLATILE = re.compile(
+    r"version|revision|^machine$|^seconds$|^setting_seconds$|^perf/|^job$|^time$|^sha256$"
+)  # keys and columns
 DATED = re.compile(r"\d{4}-\d\d-\d\dT|^\| (code|trained on) \|")  # lines of pages: times, revisions and machines
 
 
