@@ -192,37 +192,48 @@ def test_a_saved_draft_is_loaded_again(kind, settings, tmp_path):
     target = tiny_llama(32, 3, 1, torch.float32)
     draft = tiny_block(target, kind, **settings)
     block_format.save(tmp_path, draft, "a/target")
-    sees_all = json.loads((tmp_path / "config.json").read_text())["sliding_window_non_causal"]
-    assert sees_all == (
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["sliding_window_non_causal"] == (
         "window" not in settings or draft.settings.sliding_window_non_causal
     )  # vLLM reads it for any layer
+    of_dspark = {"markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"}
+    assert of_dspark & written.keys() == (of_dspark if kind == "dspark" else set())
     for again in (block_format.load(tmp_path, "auto", target), load_draft(tmp_path)):
         assert again.settings == draft.settings and again.config.layer_types == draft.config.layer_types
         for name, tensor in draft.state_dict().items():
             assert torch.equal(again.state_dict()[name], tensor)
 
 
-def test_embeddings_and_rows_that_a_folder_lacks_are_the_targets(tmp_path):
+@pytest.mark.parametrize("kept", [range(97), [0, 4, 96]])
+def test_embeddings_and_rows_that_a_folder_lacks_are_the_targets(kept, tmp_path):
     target = tiny_llama(32, 3, 1, torch.float32)
-    block_format.save(tmp_path, tiny_block(target, kept=torch.arange(97)), "a/target")
+    block_format.save(tmp_path, tiny_block(target, kept=torch.tensor(kept)), "a/target")
     state = load_file(tmp_path / "model.safetensors")
     save_file({n: t for n, t in state.items() if n not in ("embed_tokens.weight", "lm_head.weight")},
               tmp_path / "model.safetensors")  # fmt: skip
     draft = block_format.load(tmp_path, "auto", target)
     assert torch.equal(draft.embed_tokens.weight, target.get_input_embeddings().weight)
-    assert torch.equal(draft.lm_head.weight, target.lm_head.weight)
+    assert torch.equal(draft.lm_head.weight, target.lm_head.weight[list(kept)])
     with pytest.raises(InputError, match="or the draft's target beside it"):
         load_draft(tmp_path)
 
 
-@pytest.mark.parametrize("missing", [{"sample_from_anchor"}, {"sample_from_anchor", "markov_head_type"}])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        {"sample_from_anchor"},
+        {"sample_from_anchor", "markov_head_type"},
+        {"enable_confidence_head", "confidence_head_with_markov", "sliding_window_non_causal"},
+    ],
+)
 def test_what_a_config_leaves_out(missing, tmp_path):
     target = tiny_llama(32, 3, 1, torch.float32)
-    for kind, first in (("dflash", 1), ("dspark", 0)):
-        block_format.save(tmp_path / kind, tiny_block(target, kind), "a/target")
+    for kind in ("dflash", "dspark"):
+        draft = tiny_block(target, kind)
+        block_format.save(tmp_path / kind, draft, "a/target")
         path = tmp_path / kind / "config.json"
         path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in missing}))
-        assert block_format.load(tmp_path / kind, "auto", target).settings.first == first
+        assert block_format.load(tmp_path / kind, "auto", target).settings == draft.settings
 
 
 def changed(**values):

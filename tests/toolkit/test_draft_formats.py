@@ -389,6 +389,7 @@ LAYER = {
          {**LAYER, "fc.weight": torch.zeros(4, 8), "fc.bias": torch.zeros(4)}, "EAGLE-1"),
         ({"architectures": ["DeepseekV3ForCausalLMNextN"], "model_type": "deepseek_v3"}, LAYER, "MTP"),
         ({"model_type": "llama", "num_hidden_layers": 1}, {"mtp.fc.weight": torch.zeros(4, 8)}, "MTP"),
+        ({"model_type": "llama"}, {"mtp.fc.weight": torch.zeros(4, 8)}, "MTP"),
         ({"medusa_num_heads": 5, "medusa_num_layers": 1}, LAYER, "Medusa"),
         ({"hydra_num_heads": 4}, LAYER, "Hydra"),
         ({"speculators_model_type": "peagle"}, LAYER, "P-EAGLE"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from benchmarks.gpu_exactness import logit_gap, parting
@@ -139,7 +140,8 @@ def test_greedy_texts_are_the_targets():
 def test_a_draft_begins_with_the_targets_last_layer():
     target = tiny_llama(32, 3, 1, torch.float64)
     kept, tokens = [1, 4, 7], torch.tensor([[3, 1, 4, 1, 5]])
-    draft = Unrolled(target_layers=LAYERS).begin(target, kept, 0)
+    draft = Unrolled(target_layers=LAYERS, flags=("fc_norm",)).begin(target, kept, 0)
+    assert draft.flags == {"fc_norm"} and draft.target_layers == tuple(LAYERS)
     output = target(tokens, output_hidden_states=True)
     normed = output.hidden_states[-1]  # transformers' last one is after the norm
     assert torch.allclose(draft.lm_head(normed), output.logits[..., kept])
@@ -226,6 +228,8 @@ def test_a_saved_draft_is_loaded_again(tmp_path):
         json.loads((tmp_path / "config.json").read_text())["speculators_config"]["verifier"]["name_or_path"]
         == "a/target"
     )
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}  # as transformers writes it
 
 
 def change_config(**values):

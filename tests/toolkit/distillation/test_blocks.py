@@ -78,6 +78,7 @@ def test_the_command_trains_and_exports_a_draft_that_decodes(kind, tiny_pair, ti
     assert scores["val/alpha"] > scores["start/alpha"] and scores["val/alpha_3"] > 0
     pair = ModelPair.from_pretrained(tiny_pair / "target", folder / "draft")
     assert pair.draft.settings.kind == kind and len(pair.draft.lm_head.kept) == 200
+    assert pair.draft.settings.first == (0 if kind == "dspark" else 1)
     assert torch.equal(pair.draft.embed_tokens.weight, pair.target.get_input_embeddings().weight)
     if kind == "dspark":
         assert pair.draft.markov_head.markov_w2.weight.abs().sum() > 0 and pair.draft.confidence_head is not None
