@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from analysis.figures.plots import pareto
 from tests.offline_runs import inventory, logged, records, table
 from toolkit import config, sync, train
+from toolkit.config import parts
 from toolkit.config.store import register
 from toolkit.errors import InputError
 from toolkit.runs import tracking
@@ -177,10 +178,11 @@ def job():
     """Makes this process a job of a Hydra application."""
 
     def begin(config_name: str, *words: str) -> None:
+        register(ConfigStore.instance(), config_name)
         with initialize_config_dir(str(config.CONF), version_base="1.3"):
             HydraConfig.instance().set_config(compose(config_name, list(words), return_hydra_config=True))
 
-    register(ConfigStore.instance())
+    parts.register(ConfigStore.instance(), [config.CONF])
     yield begin
     HydraConfig.instance().cfg = None
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
+import transformers
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast  # not by several threads at once
 
 from toolkit.config.others import DEVICE
 from toolkit.config.values import check_ranges, checked, shown
@@ -343,8 +345,6 @@ def lacks_tokenizer(source: str | Path) -> bool:
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder, a hub name, or toy/target."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     path = resolve(source)
     # the class of a model's family would build another one than what was made of a GGUF file
     kind: Any = PreTrainedTokenizerFast if gguf.is_converted(path) else AutoTokenizer
@@ -465,9 +465,6 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
 
 
 def _load_model(source: str | Path, options: dict[str, Any], device: str | None, target: Any = None) -> Any:
-    import transformers
-    from transformers import AutoModelForCausalLM
-
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     try:
