@@ -42,7 +42,10 @@ def policies():
         else:
             proposers = (PromptLookupProposer(),)
         for proposer in proposers:
-            yield pytest.param(policy.within(DEEPEST).bind(None), proposer, id=f"{name}-{type(proposer).__name__}")
+            costly = policy.couples_rows and type(proposer) is ChainProposer  # a block shows rows more, and is not slow
+            marks = [pytest.mark.slow] if costly else []
+            bound = policy.within(DEEPEST).bind(None)
+            yield pytest.param(bound, proposer, id=f"{name}-{type(proposer).__name__}", marks=marks)
 
 
 @pytest.mark.parametrize(("policy", "proposer"), policies())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from toolkit.config import commands
 from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import DRAFT, export
 from toolkit.distillation.module import DraftTraining
@@ -31,11 +32,11 @@ class Recipe(ABC):
 
     draft: Any = None
 
-    def __init__(self, cfg: Any, kind: DraftKind, settings: Any, target: ModelPair | None, tokenizer: Any):
+    def __init__(self, cfg: commands.Distill, kind: DraftKind, settings: Any, target: ModelPair | None, tokenizer: Any):
         self.cfg, self.kind, self.settings, self.target, self.tokenizer = cfg, kind, settings, target, tokenizer
 
     @classmethod
-    def rehearse(cls, cfg: Any) -> Path | None:
+    def rehearse(cls, cfg: commands.Distill) -> Path | None:
         """Try what can be tried before there are responses; returns what remembers it, None if nothing can be.
 
         Raises InputError for what a config asks of a model and cannot have.

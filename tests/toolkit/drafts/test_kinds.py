@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from analysis.loads.exports import write_exports
@@ -67,6 +68,15 @@ def test_the_parts_of_a_kind_are_there_and_its_yaml_names_it(text):
     assert f"_target_: {text}" in (ROOT / f"conf/kind/{kind.name}.yaml").read_text()
     for part in PARTS:
         assert callable(kind.part(part)), part
+
+
+@pytest.mark.parametrize("text", KINDS)
+def test_a_kinds_yaml_and_its_class_have_the_same_defaults(text):
+    kind = named_object(text)
+    values = OmegaConf.to_container(OmegaConf.load(ROOT / f"conf/kind/{kind.name}.yaml"))
+    assert {name: value for name, value in values.items() if name != "_target_"} == {
+        name: list(value) if isinstance(value, tuple) else value for name, value in vars(kind()).items()
+    }
 
 
 def test_models_of_no_kind_are_separate():

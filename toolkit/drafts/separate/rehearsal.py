@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.config.identity import contents_of
 from toolkit.distillation.drafts import DRAFT
 from toolkit.drafts.kinds import SEPARATE
@@ -34,7 +34,7 @@ from toolkit.runs.stage import provenance
 KEYS = ("pair", "from_pretrained", "layers", "shape", "vocabulary", "exports", "seed")
 
 
-def rehearse(cfg: Any, recipe_class: type[Any]) -> Path:
+def rehearse(cfg: commands.Distill, recipe_class: type[Any]) -> Path:
     """Make a draft as a config describes it, write it and read it; returns the file that remembers that this went well.
 
     recipe_class  of separate drafts
@@ -52,11 +52,11 @@ def rehearse(cfg: Any, recipe_class: type[Any]) -> Path:
     return record
 
 
-def _rehearse(cfg: Any, recipe_class: type[Any], folder: Path) -> None:
+def _rehearse(cfg: commands.Distill, recipe_class: type[Any], folder: Path) -> None:
     target = None if cfg.teacher.get("on_missing") == "raise" else instantiate(cfg.pair, draft=None)
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     recipe = recipe_class(cfg, SEPARATE, None, target, tokenizer)
-    draft = _of_layers(cfg.layers, target) if recipe.draft is None else recipe.draft.requires_grad_(False)
+    draft = _of_layers(cfg.layers or (), target) if recipe.draft is None else recipe.draft.requires_grad_(False)
     expected = {"plain": _logits(draft)}
     if cfg.vocabulary is not None and cfg.vocabulary < vocab_size(draft):
         if kept_tokens(draft) is not None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import plain
+from toolkit.config import commands, plain
 from toolkit.distillation.data import TextData
 from toolkit.distillation.recipe import Recipe, frequent_tokens
 from toolkit.drafts.separate.costs import draft_of, most_costly
@@ -27,7 +27,7 @@ LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost o
 class SeparateRecipe(Recipe):
     """How a causal language model of its own is trained as a draft, and written for other programs."""
 
-    def __init__(self, cfg: Any, *arguments: Any):
+    def __init__(self, cfg: commands.Distill, *arguments: Any):
         super().__init__(cfg, *arguments)
         self.exports, pair = list(cfg.exports), cfg.pair
         if cfg.layers is None:
@@ -37,7 +37,7 @@ class SeparateRecipe(Recipe):
             )
 
     @classmethod
-    def rehearse(cls, cfg: Any) -> Path | None:
+    def rehearse(cls, cfg: commands.Distill) -> Path | None:
         if cfg.layers is None and cfg.pair.draft is None and cfg.from_pretrained is None:
             raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
         changed = cfg.layers is not None or cfg.vocabulary is not None or cfg.exports
@@ -68,7 +68,7 @@ class SeparateRecipe(Recipe):
         export_all(folder, draft, self.rows, self.exports, self.tokenizer, card, str(self.cfg.pair.target))
 
 
-def from_target(cfg: Any, target: ModelPair | None, data: TextData) -> Any:
+def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData) -> Any:
     """A draft of the target's layers, those of the config, or as many as it says. Raises InputError without the target."""
     if target is None:
         raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=generate")
