@@ -27,6 +27,7 @@ from time import perf_counter
 from typing import Any
 
 import toolkit
+from toolkit.errors import answer_signals
 
 ROOT = Path(toolkit.__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "fixtures" / "eagle3"
@@ -323,4 +324,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     main()
