@@ -242,7 +242,7 @@ def run_documented(words: list[str], folders: dict[str, str], root: Path) -> Non
     if words[3:4] == ["-m"]:
         arguments = [word.split(",")[0] for word in arguments]
     folder = call(module, arguments, folders, root)
-    manifest = read_manifest(folder) if folder != root else None
+    manifest = read_manifest(folder) if folder != root and folder.is_dir() else None  # a rehearsal has none
     if manifest is not None:
         name = {"train": "HEAD"}.get(manifest["stage"], manifest["stage"].upper())
         if name != "HEADS" or (folder / "heads.parquet").exists():  # other jobs of that command have other tables

@@ -209,12 +209,13 @@ def test_bad_input_is_named(trained, recorded, pair, tiny_pair, tiny_overrides, 
         TracedData(
             recorded, ModelPair.from_pretrained(target=str(tiny_pair / "target"), draft=str(tiny_pair / "target")).draft
         )
+    words = [*tiny_overrides, f"paths.root_dir={tmp_path}"]
     with pytest.raises(InputError, match="expected a folder of data_gen.traces"):
-        train.run(compose("train", [*tiny_overrides, *SMALL, f"data.path={tiny_mix}"]))
+        train.run(compose("train", [*words, *SMALL, f"data.path={tiny_mix}"]))
     with pytest.raises(InputError, match="expected a folder of data_gen.mix"):
-        train.run(compose("train", [*tiny_overrides, f"data.path={recorded}"]))
+        train.run(compose("train", [*words, f"data.path={recorded}"]))
     with pytest.raises(InputError, match="do not go together"):
-        train.run(compose("train", [*tiny_overrides, "model=preread_head", f"data.path={tiny_mix}"]))
+        train.run(compose("train", [*words, "model=preread_head", f"data.path={tiny_mix}"]))
     with pytest.raises(InputError, match="needs an acceptance head"):
         generate(pair, ["the cat"], method="specdec_pp")
     with pytest.raises(InputError, match="expected an acceptance head"):

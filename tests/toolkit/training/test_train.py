@@ -219,7 +219,7 @@ def test_data_of_another_draft_and_unfinished_data_are_refused(overrides, tiny_m
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
     with pytest.raises(InputError, match="not finished"):
-        train.run(compose("train", [*overrides, f"data.path={copy}"]))
+        train.run(compose("train", [*overrides, f"data.path={copy}", f"paths.root_dir={tmp_path}"]))
     with pytest.raises(InputError, match="expected data.path"):
         train.run(compose("train", []))
 
