@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_bfloat16():
 def test_a_layer_is_stock_where_stock_is_faster(monkeypatch):
     """Bit for bit: at other numbers of rows, and where there are too many."""
     monkeypatch.setattr(packing, "ROWS", (1, 2, 4, 8, 16))
-    monkeypatch.setattr(packing, "_choices", lambda modules: {packing._key(module): [8, 2, 8] for module in modules})
+    monkeypatch.setattr(packing, "_trials", lambda modules: {packing._key(m): (0.5, [8, 2, 8]) for m in modules})
     torch.manual_seed(0)
     layer = nn.Linear(1024, 512)
     linears = PackedLinears(nn.Sequential(layer))
@@ -305,6 +306,23 @@ def test_shapes_are_tried_once_and_memory_is_said_before(monkeypatch, capsys):
 
 
 @on_this_torch
+def test_at_most_a_quarter_of_the_free_memory_and_what_gains_most_comes_first(monkeypatch, capsys):
+    layers = [nn.Linear(64, rows) for rows in (100, 200, 300)]  # 25, 50 and 75 KiB
+    saved = {100: 0.2, 200: 0.5, 300: 0.3}
+    monkeypatch.setattr(packing, "SMALL", 1)
+    monkeypatch.setattr(
+        packing, "_trials", lambda modules: {packing._key(m): (saved[m.out_features], [8, 1]) for m in modules}
+    )
+    for free, expected in ((600, {100, 200, 300}), (500, {200, 300}), (400, {200, 100}), (120, {100}), (80, set())):
+        monkeypatch.setattr(packing, "available_memory", lambda free=free: free * 1024)
+        linears = PackedLinears(nn.Sequential(*layers))
+        with pytest.warns(RuntimeWarning, match="not packed") if not expected else nullcontext():
+            linears.refresh()
+        assert {each.module.out_features for each in linears.products} == expected
+        assert ("of 0, a quarter" in capsys.readouterr().err) == (len(expected) in (1, 2))
+
+
+@on_this_torch
 def test_an_operator_that_computes_something_else_is_not_used(monkeypatch):
     packing._operators_work.cache_clear()
     own = packing.product
@@ -383,7 +401,8 @@ def test_a_busy_machine_chooses_nothing_that_it_keeps_for_ever(monkeypatch, stoc
     for name in ("perf_counter", "thread_time"):
         monkeypatch.setattr(packing.time, name, lambda: clock[0])
     choice = packing._trial([torch.ones(4, 4)])
-    assert (bool(choice) is expected) and (choice is None) == (len(stock) == 3 and not expected)
+    choice = choice and [*choice]  # as JSON holds it
+    assert (bool(choice and choice[1]) is expected) and (choice is None) == (len(stock) == 3 and not expected)
     assert measured("undecided.json", "trials", {"here": lambda: choice}, lambda kept: True, 1)["here"] == choice
     again = measured("undecided.json", "trials", {"here": lambda: 7}, lambda kept: True, 1)["here"]
     assert again == (7 if choice is None else choice)
@@ -391,11 +410,11 @@ def test_a_busy_machine_chooses_nothing_that_it_keeps_for_ever(monkeypatch, stoc
 
 
 @on_this_torch
-@pytest.mark.parametrize("kept", [[8, 3], [2, 4], "packed"])
+@pytest.mark.parametrize("kept", [[0.5, [8, 3]], [0.5, [2, 4]], [8, 2], [0.5], "packed"])
 def test_a_choice_of_another_version_is_tried_again(monkeypatch, capsys, kept):
     monkeypatch.setattr(packing, "SMALL", 1)
     model = tiny_model("llama")
-    path = cache_folder() / "packing.json"
+    path = cache_folder() / "packed.json"
     packed_readings(ModelPair(target=model, end_ids=()))
     path.write_text(json.dumps(dict.fromkeys(json.loads(path.read_text()), kept)))
     capsys.readouterr()

@@ -36,8 +36,8 @@ class EngineOptions:
                    is refused if it is decoded wrong (`toolkit.engine.selfcheck`). off: it is decoded on trust, with a
                    warning
     packed         "auto": large float32 and bfloat16 linear layers on a CPU keep a second copy of their weights, laid out for
-                   products with a few tokens, where this processor gains by it (`toolkit.engine.packing`). "on": all that
-                   can, small ones, too; "off": none
+                   products with a few tokens, where this processor gains by it (`toolkit.engine.packing`); together at most a
+                   quarter of the free memory. "on": all that can, small ones, too; "off": none
     writable       weights may be written between two calls: packed ones are compared with the model's own at the start of every
                    call, by reading these once. False: the caller promises that nobody writes past torch's count of writes
 

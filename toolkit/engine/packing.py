@@ -2,7 +2,8 @@
 
 Stock products read a weight several times for two to sixteen tokens, or lay it out again in every call. oneDNN keeps close to
 one reading with a weight that was reordered once. What that gains differs between processors: each shape is tried when its
-model is first decoded, and the choice is kept in the user's cache. Results differ in rounding only.
+model is first decoded, and the choice is kept in the user's cache. A packed weight is a second copy: all of them take at most
+SHARE of the free memory, and the shapes that gain most come first. Results differ in rounding only.
 
 Theirs -> ours: torch's compiler does the same when it freezes a model, by the same private operators. Ours changes no module:
 within our forward passes they multiply by packed weights, at those numbers of rows where that is faster.
@@ -33,7 +34,9 @@ TRIED = 2**25  # bytes of weights of each shape that are tried: beyond a core's 
 REPEATS, MOST_REPEATS = 5, 15  # trials of each way, in turns: more where least and median times disagree
 GAIN = 0.1  # of the time over all of ROWS: less is not worth a second copy of a weight
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of a product, relative to its largest entry; no other dtypes
+SHARE = 0.25  # of the free memory, for all packed weights
 Choice = list[int]  # the layout, and those of ROWS at which it is used; empty: stock
+Trial = tuple[float, Choice]  # the share of the time that a choice saves, and the choice
 
 
 class PackedLinears:
@@ -146,17 +149,33 @@ def _drawn(size: tuple[int, ...]) -> Tensor:
 
 
 def _products(modules: Sequence[nn.Linear], tried: bool) -> list[_Product]:
-    """The packed layers among some: all, or those whose shapes gain by it. None where memory is short, with one line."""
-    choices = _choices(modules) if tried else {_key(module): [LAYOUTS[-1], *ROWS] for module in modules}
-    chosen = [(module, choice) for module in modules if (choice := choices[_key(module)])]
-    needed, available = sum(module.weight.nbytes for module, _ in chosen), available_memory()
-    if available is not None and needed > available:
-        warn(f"linear layers are not packed: expected {needed >> 20} MiB of free memory, got {available >> 20}")
-        return []
+    """The packed layers among some: those whose shapes gain by it, as far as memory goes (`tried`), or all.
+
+    Where memory is short, one line says so.
+    """
+    everything: Trial = (0.0, [LAYOUTS[-1], *ROWS])
+    trials = _trials(modules) if tried else {_key(module): everything for module in modules}
+    gaining = [module for module in modules if (trial := trials[_key(module)]) and trial[1]]
+    gaining.sort(key=lambda module: -trials[_key(module)][0])  # type: ignore[index]
+    needed, available = sum(module.weight.nbytes for module in gaining), available_memory()
+    chosen, taken = gaining, needed
+    if available is not None and needed > (most := int(available * (SHARE if tried else 1))):
+        chosen, taken = [], 0
+        for module in gaining:
+            if taken + module.weight.nbytes <= most:
+                chosen.append(module)
+                taken += module.weight.nbytes
+        if not tried or not chosen:
+            warn(f"linear layers are not packed: expected {needed >> 20} MiB of free memory, got {most >> 20}")
+            return []
     if tried and chosen:
         layers = "1 linear layer is" if len(chosen) == 1 else f"{len(chosen)} linear layers are"
-        print(f"{layers} kept a second time, packed: {needed >> 20} MiB; pair.packed=off keeps none", file=sys.stderr)
-    return [_Product(module, choice) for module, choice in chosen]
+        least = f" of {needed >> 20}, a quarter of what is free" if taken < needed else ""
+        print(
+            f"{layers} kept a second time, packed: {taken >> 20} MiB{least}; pair.packed=off keeps none",
+            file=sys.stderr,
+        )
+    return [_Product(module, trials[_key(module)][1]) for module in chosen]  # type: ignore[index]
 
 
 def _key(module: nn.Linear) -> str:
@@ -165,17 +184,23 @@ def _key(module: nn.Linear) -> str:
     return f"{processor()}; {threads} threads; torch {torch.__version__}; {module.weight.dtype}; {shape}"
 
 
-def _choices(modules: Sequence[nn.Linear]) -> dict[str, Choice | None]:
-    """The choice for each shape, from the user's cache; what that lacks is tried. None: no trial was clear."""
+def _trials(modules: Sequence[nn.Linear]) -> dict[str, Trial | None]:
+    """The trial of each shape, from the user's cache; what that lacks is tried. None: no trial was clear."""
     weights: dict[str, list[Tensor]] = {}
     for module in modules:
         weights.setdefault(_key(module), []).append(module.weight.detach())
     trials = {key: partial(_trial, held) for key, held in weights.items()}
-    is_choice = lambda kept: fits(kept, list[int]) and {*kept[:1]} <= {*LAYOUTS} and {*kept[1:]} <= {*ROWS}
-    return measured("packing.json", "packed weights", trials, is_choice, seconds=0.8)
+    return measured("packed.json", "packed weights", trials, _is_trial, seconds=0.8)
 
 
-def _trial(weights: Sequence[Tensor]) -> Choice | None:
+def _is_trial(stored: Any) -> bool:
+    if not (fits(stored, list) and len(stored) == 2 and fits(stored[0], float) and fits(stored[1], list[int])):
+        return False
+    choice = stored[1]
+    return {*choice[:1]} <= {*LAYOUTS} and {*choice[1:]} <= {*ROWS}
+
+
+def _trial(weights: Sequence[Tensor]) -> Trial | None:
     """The choice by the times of all ways, in turns; None if least and median times do not agree whether it gains."""
     weights = [weight[: max(1, TRIED // weight[0].nbytes)] for weight in weights[: max(1, TRIED // weights[0].nbytes)]]
     ways: list[Any] = [(linear, weights), *((product, [pack(w, layout) for w in weights]) for layout in LAYOUTS)]
@@ -191,14 +216,15 @@ def _trial(weights: Sequence[Tensor]) -> Choice | None:
                 _ = [multiply(x, weight) for weight in held]
                 times[number].append(clock() - start)
         least, usual = (_choice([[sorted(laps)[at] for laps in t] for t in seconds]) for at in (0, repeat // 2))
-        if repeat >= REPEATS and bool(least) == bool(usual):
+        if repeat >= REPEATS and bool(least[1]) == bool(usual[1]):
             return least
     return None  # too busy a machine
 
 
-def _choice(seconds: Sequence[Sequence[float]]) -> Choice:
-    """The layout with the least time over all of ROWS, stock where that is faster; empty if it gains less than GAIN."""
+def _choice(seconds: Sequence[Sequence[float]]) -> Trial:
+    """The layout with the least time over all of ROWS, stock where that is faster; empty if it saves less than GAIN."""
     stock, *packed = seconds
     total, best = min((sum(map(min, stock, times)), number) for number, times in enumerate(packed))
     faster = [rows for rows, ours, theirs in zip(ROWS, packed[best], stock, strict=True) if ours < theirs]
-    return [LAYOUTS[best], *faster] if total <= (1 - GAIN) * sum(stock) else []
+    saved = 1 - total / sum(stock)
+    return saved, [LAYOUTS[best], *faster] if saved >= GAIN else []
