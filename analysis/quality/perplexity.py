@@ -20,7 +20,7 @@ from analysis.quality.base import Array, Metric, Score, check_lengths
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.prompts import Prompt
-from toolkit.models.teacher import produced_logits
+from toolkit.models.teacher import bounded, produced_logits
 from toolkit.types import Generation
 
 
@@ -74,10 +74,11 @@ def negative_log_likelihoods(pair: ModelPair, generations: Sequence[Generation])
     """Nats of each generation's new tokens given its prompt, by one teacher-forced pass of the target."""
     texts = [(generation.prompt_ids, generation.token_ids) for generation in generations]
     values = []
-    for part, (_, produced) in zip(
-        produced_logits(pair.target, texts).split([len(b) for _, b in texts]), texts, strict=True
-    ):
-        logits = part if part.dtype == torch.float64 else part.float()  # summed in float64
-        chosen = torch.tensor(produced, device=logits.device).unsqueeze(-1)
-        values.append(-float(logits.log_softmax(-1).gather(-1, chosen).sum(dtype=torch.float64)))
+    for part in bounded([len(produced) for _, produced in texts], pair.vocab_size):
+        counts = [len(produced) for _, produced in texts[part]]
+        every = produced_logits(pair.target, texts[part]).split(counts)
+        for scores, (_, produced) in zip(every, texts[part], strict=True):
+            logits = scores if scores.dtype == torch.float64 else scores.float()  # summed in float64
+            chosen = torch.tensor(produced, device=logits.device).unsqueeze(-1)
+            values.append(-float(logits.log_softmax(-1).gather(-1, chosen).sum(dtype=torch.float64)))
     return values

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from toolkit.errors import InputError
 
 CGROUP = Path("/sys/fs/cgroup")  # of version 2: what a container may use
 
@@ -28,6 +31,25 @@ def available_memory() -> int | None:
         limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         sizes.append(limit - used)
     return min(sizes, default=None)
+
+
+def check_memory(needed: int, what: str, instead: str) -> None:
+    """Raises InputError if `needed` bytes are more than this process may still take.
+
+    what  takes them;  instead  what to do
+    """
+    available = available_memory()
+    if available is not None and needed > available:
+        raise InputError(f"{what} takes {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} are free: {instead}")
+
+
+def check_disk(needed: int, folder: Path, what: str) -> None:
+    """Raises InputError if `needed` bytes are more than a folder's file system has left; the folder may not be there yet."""
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    if needed > (free := shutil.disk_usage(existing).free):
+        raise InputError(
+            f"{what} takes {needed / 1e9:.1f} GB in {folder}, which has {free / 1e9:.1f} left: expected more space"
+        )
 
 
 def _facts(path: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
     facts[CHECKSUM] = checksum(held, facts)
     header = {KEY: json.dumps(facts, sort_keys=True)}  # one key: the library writes several in any order
     return write_atomic(path, lambda temporary: save_file(held, temporary, metadata=header))
+
+
+def num_weights(path: Path) -> int:
+    """How many numbers a file's tensors hold, by its header."""
+    with safe_open(path, framework="pt") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
 def load_tensors(

@@ -27,6 +27,7 @@ from toolkit.errors import InputError
 from toolkit.files import lock
 from toolkit.files.atomic import content_hash, write_atomic, write_folder, write_json
 from toolkit.files.digests import cache_folder, digests
+from toolkit.files.machine import check_disk, check_memory
 from toolkit.files.shards import ENDING, is_gguf, shards
 from toolkit.files.text import first_line
 from toolkit.models import gguf_config, gguf_tokenizer
@@ -35,6 +36,7 @@ from toolkit.models.gguf_file import GGUFFile, finish
 CONVERTER = 2  # of this module: a higher one makes every conversion again
 NOTE = "converter.json"
 BETAS = (32, 1)  # of yarn in llama.cpp, fast and slow
+OVERHEAD = 1.5  # memory of a conversion over that of its weights in float32
 CHECKED = 64  # tokens that a written file is compared on
 UNUSED = r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight"  # read elsewhere, or nowhere
 
@@ -82,6 +84,11 @@ def check_packages(path: Path, *names: str) -> None:
 def _convert(path: Path, folder: Path, made_of: dict[str, Any]) -> None:
     """Read a GGUF file and save it as a plain checkpoint with its tokenizer."""
     file = GGUFFile.read(path)
+    size = 4 * sum(int(tensor.n_elements) for tensor in file.tensors.values())
+    check_disk(size, folder, f"{path} in float32")
+    check_memory(
+        round(OVERHEAD * size), f"converting {path} to float32", "expected a smaller model, or another machine"
+    )
     tokenizer = gguf_tokenizer.build(file)
     model = _load(file, folder)
     tokenizer.save_pretrained(folder)
@@ -92,6 +99,7 @@ def _convert(path: Path, folder: Path, made_of: dict[str, Any]) -> None:
 def _load(file: GGUFFile, folder: Path) -> Any:
     """The model of a GGUF file, with all that the file says. folder: for a link, or the whole file if it is split."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
     loaded: Any
     report: Any
@@ -114,8 +122,10 @@ def _load(file: GGUFFile, folder: Path) -> Any:
     _check_taken(loaded, report, file)
     if hasattr(loaded.config, "quantization_config"):
         del loaded.config.quantization_config
-    model = type(loaded)(loaded.config)
-    model.load_state_dict(loaded.state_dict())
+    with no_init_weights():  # the weights are the loaded model's own, not copies
+        model = type(loaded)(loaded.config)
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
     model.generation_config = loaded.generation_config
     model.generation_config.eos_token_id = gguf_tokenizer.end_ids(file) or None
     gguf_config.check_rope(model, file)

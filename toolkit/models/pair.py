@@ -24,7 +24,9 @@ from toolkit.engine.device import check_device, tensor_on
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.errors import InputError, warn
+from toolkit.files.machine import check_memory
 from toolkit.files.shards import is_gguf
+from toolkit.files.tensors import num_weights
 from toolkit.files.text import first_line
 from toolkit.models import gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, read_request
@@ -464,9 +466,29 @@ def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
     return {"device_map": "auto", **options, "quantization_config": bits}
 
 
+def _check_memory(folder: Path, dtype: torch.dtype | Literal["auto"]) -> None:
+    """Raises InputError where the weights of a folder, in a dtype ("auto": as stored), do not fit into the free memory."""
+    files = list(folder.glob("*.safetensors"))
+    needed, name = sum(file.stat().st_size for file in files), "its number format"
+    if dtype != "auto":
+        try:
+            needed = dtype.itemsize * sum(map(num_weights, files))
+        except Exception:  # the loader says what is wrong with a file
+            return
+        name = str(dtype).removeprefix("torch.")
+    instead = "expected a smaller model, or another machine"
+    if dtype in (torch.float32, torch.float64):
+        instead = f"expected pair.dtype=bfloat16 ({needed / dtype.itemsize * 2e-9:.1f} GB), or a smaller model"
+    check_memory(needed, f"{folder} in {name}", instead)
+
+
 def _load_model(source: str | Path, options: dict[str, Any], device: str | None, target: Any = None) -> Any:
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
+    if isinstance(source, Path) and "device_map" not in options and torch.device(device or "cpu").type == "cpu":
+        _check_memory(source, options["dtype"])
+    if isinstance(source, Path) and "device_map" not in options and torch.device(device or "cpu").type == "cpu":
+        _check_memory(source, options["dtype"])
     try:
         if reduced.is_reduced(source):
             loaded: Any = reduced.load(Path(source), options["dtype"], target), {"missing_keys": ()}

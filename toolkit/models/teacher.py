@@ -3,6 +3,8 @@
 Texts are padded on the right with their own first token: it is read in any case, so that padding brings no number of its own.
 A causal model's states do not depend on what follows, so the padding needs no mask.
 
+Distributions over V tokens are there for LOGITS numbers of a model at a time, or for one text if that has more.
+
 Shapes: B texts, T longest text, V vocabulary, D hidden size, n tokens of a text that are looked at.
 """
 
@@ -24,6 +26,7 @@ from toolkit.models.pair import ModelPair, vocab_size
 from toolkit.sampling import Sampling, penalized, warp
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
+LOGITS = 2**25  # numbers of one model
 
 
 def pad_right(texts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Tensor:
@@ -32,6 +35,18 @@ def pad_right(texts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
     return torch.tensor(
         [[*text, *[text[0] if len(text) else 0] * (longest - len(text))] for text in texts], device=device
     )
+
+
+def bounded(lengths: Sequence[int], columns: int) -> Iterator[slice]:
+    """Consecutive texts whose logits, `lengths` of `columns` each, are at most LOGITS numbers; a longer text is alone."""
+    first = total = 0
+    for number, length in enumerate(lengths):
+        if number > first and (total + length) * columns > LOGITS:
+            yield slice(first, number)
+            first, total = number, 0
+        total += length
+    if lengths:
+        yield slice(first, len(lengths))
 
 
 @dataclass(frozen=True)
@@ -87,19 +102,20 @@ def readings_along(
     check      raise InputError for a text of which a model gives what is not a number
     """
     chosen = positions or [range(len(produced)) for _, produced in texts]
-    counts = [len(where) for where in chosen]
     models = (pair.target, *pair.drafts[:num_drafts])
-    target, *drafts = (produced_logits(model, texts, chosen).split(counts) for model in models)
-    for row, ((prompt, produced), where) in enumerate(zip(texts, chosen, strict=True)):
-        seen = None
-        if sampling.repetition_penalty != 1.0:
-            seen = seen_before(prompt, produced, pair.vocab_size)[list(where)].to(pair.device)
-        target_probs = warp(target[row].to(pair.device), sampling, seen)
-        logits = [penalized(pair.fit(draft[row]), sampling, seen) for draft in drafts]
-        reading = TextReading(target_probs, logits, sampling)
-        if check and not reading.holds_numbers:
-            raise InputError(f"the response that begins with tokens {list(produced[:8])}: {NOT_NUMBERS}")
-        yield reading
+    for part in bounded(list(map(len, chosen)), pair.vocab_size):
+        counts = list(map(len, chosen[part]))
+        target, *drafts = (produced_logits(model, texts[part], chosen[part]).split(counts) for model in models)
+        for row, ((prompt, produced), where) in enumerate(zip(texts[part], chosen[part], strict=True)):
+            seen = None
+            if sampling.repetition_penalty != 1.0:
+                seen = seen_before(prompt, produced, pair.vocab_size)[list(where)].to(pair.device)
+            target_probs = warp(target[row].to(pair.device), sampling, seen)
+            logits = [penalized(pair.fit(draft[row]), sampling, seen) for draft in drafts]
+            reading = TextReading(target_probs, logits, sampling)
+            if check and not reading.holds_numbers:
+                raise InputError(f"the response that begins with tokens {list(produced[:8])}: {NOT_NUMBERS}")
+            yield reading
 
 
 def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:

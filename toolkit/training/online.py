@@ -15,8 +15,9 @@ from torch import Tensor
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
+from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
-from toolkit.models.teacher import hidden_size, pad_right, picked, states_and_logits_of
+from toolkit.models.teacher import LOGITS, hidden_size, pad_right, picked, states_and_logits_of
 from toolkit.sampling import seed_of
 from toolkit.training.batches import Examples
 from toolkit.training.examples import Positions, check_labels, joined
@@ -154,13 +155,15 @@ class OnlineStates(Examples):
         return positions
 
     def _chunks(self, examples: Iterable[int]) -> Iterator[list[int]]:
-        """The examples of each forward pass, the longest first: at most `batch_size`, fewer rather than much padding."""
+        """The examples of each forward pass, the longest first: at most `batch_size`, fewer rather than much padding, or than
+        more than LOGITS logits."""
         chunk: list[int] = []
+        most = LOGITS // vocab_size(self.draft)  # tokens
         for example in sorted(examples, key=lambda example: (-self.sequences.lengths[example], example)):
             longest = int(self.sequences.lengths[chunk[0]]) if chunk else 0
             padding = longest - int(self.sequences.lengths[example])
             wasteful = longest * len(chunk) >= ENOUGH_TOKENS and padding > MOST_PADDING * longest
-            if len(chunk) == self.batch_size or wasteful:
+            if len(chunk) == self.batch_size or wasteful or (chunk and longest * (len(chunk) + 1) > most):
                 yield chunk
                 chunk = []
             chunk.append(example)

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from toolkit.drafts.separate.layers import layer_list, layers_in, shorter_model, skipped
+from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
 from toolkit.models.fingerprint import computed_by
-from toolkit.models.teacher import Text, produced_logits
+from toolkit.models.teacher import LOGITS, Text, logits_of, produced_states
 
 
 def most_costly(model: Any, sequences: Sequence[Text], count: int, folder: Path) -> list[int]:
@@ -47,11 +48,16 @@ def most_costly(model: Any, sequences: Sequence[Text], count: int, folder: Path)
 @torch.no_grad()
 def absence_costs(model: Any, sequences: Sequence[Text]) -> Iterator[float]:
     """The cost of each layer's absence, in nats per response token, layer by layer: L + 1 forward passes over the texts."""
-    whole = produced_logits(model, sequences).float().log_softmax(-1)
+    whole = produced_states(model, sequences)
+    parts = torch.arange(len(whole), device=whole.device).split(max(1, LOGITS // vocab_size(model)))
     for layer in range(len(layers_in(model))):
         with skipped(model, [layer]):
-            without = produced_logits(model, sequences).float().log_softmax(-1)
-        yield float(nn.functional.kl_div(without, whole, reduction="batchmean", log_target=True))
+            without = produced_states(model, sequences)
+        nats = 0.0
+        for part in parts:
+            log_q, log_p = (logits_of(model, states[part]).float().log_softmax(-1) for states in (without, whole))
+            nats += float(nn.functional.kl_div(log_q, log_p, reduction="sum", log_target=True))
+        yield nats / len(whole)
 
 
 def draft_of(target: Any, layers: Sequence[int]) -> Any:
