@@ -18,6 +18,7 @@ from toolkit import ModelPair, generate
 from toolkit.config.identity import contents_of
 from toolkit.errors import InputError
 from toolkit.models import gguf
+from toolkit.models.gguf_file import GGUFFile
 from toolkit.testing import tiny_llama, tiny_model
 
 pytest.importorskip("gguf")
@@ -263,6 +264,17 @@ def test_any_shard_stands_for_all_of_them(toy, tmp_path):
     second.unlink()
     with pytest.raises(InputError, match=second.name):
         ModelPair.from_pretrained(third)
+
+
+def test_a_copy_in_float16_is_the_same_model_rounded(toy, tmp_path):
+    path = file_of(tmp_path / "x.gguf", source("llama"), toy.tokenizer, "llama")
+    GGUFFile.read(path).copy(tmp_path / "half.gguf", float16=True)
+    assert (tmp_path / "half.gguf").stat().st_size < 0.7 * path.stat().st_size
+    whole, half = (ModelPair.from_pretrained(tmp_path / name) for name in ("x.gguf", "half.gguf"))
+    assert whole.encode("Tom has 12 red balls") == half.encode("Tom has 12 red balls")
+    for name, weights in whole.target.state_dict().items():
+        rounded = weights.half().float() if weights.dim() > 1 else weights
+        assert torch.equal(half.target.state_dict()[name], rounded)
 
 
 def test_upper_case_names_quantised_weights_end_tokens_and_beginnings(toy, tmp_path):

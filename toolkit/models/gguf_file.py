@@ -94,14 +94,22 @@ class GGUFFile:
         if len(paths) == 1:
             path.symlink_to(self.path.absolute())
             return
+        self.copy(path)
+
+    def copy(self, path: Path, float16: bool = False) -> None:
+        """Write all of it to one file. float16: matrices in that format, whatever they are stored in."""
         import gguf
 
         writer = gguf.GGUFWriter(path, self.architecture)
-        for name, value in self.keys.items():
+        keys = {**self.keys, **({"general.file_type": int(gguf.LlamaFileType.MOSTLY_F16)} if float16 else {})}
+        for name, value in keys.items():
             if not name.startswith(("GGUF.", "split.")) and name != "general.architecture":
-                writer.add_key_value(name, value, *self.types[name])
+                writer.add_key_value(name, value, *self.types.get(name, (gguf.GGUFValueType.UINT32, None)))
         for name, tensor in self.tensors.items():
-            writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+            if float16 and len(tensor.shape) > 1:
+                writer.add_tensor(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float16))
+            else:
+                writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
         finish(writer)
 
 
