@@ -1,6 +1,6 @@
 """A sweep's settings: what their rows depend on, and how they come about: decoded, replayed on a recording, or computed.
 
-Autoregressive responses are recorded once per draft temperature (`toolkit.trace.store`), and every chain method with
+Autoregressive responses are recorded at all draft temperatures together (`toolkit.trace.store`), and every chain method with
 token-level rejection is replayed on them. What cannot be replayed (draft trees, block verification) is decoded.
 """
 
@@ -221,6 +221,7 @@ class Recording:
             {head for estimator in estimators if (head := getattr(estimator, "head", None)) is not None}
         )
         self.states = any(getattr(estimator, "reads_hidden", False) for estimator in estimators)
+        self.temperatures = [self._temperature(setting) for setting in settings if not self._copies(setting)]
         fine = self.responses.error.isna() & self.responses.token_ids.map(len).gt(0)
         self.usable = np.flatnonzero(fine).tolist()
         rows = [self.responses.iloc[number] for number in self.usable]
@@ -229,19 +230,25 @@ class Recording:
 
     def trace_for(self, setting: Setting) -> Trace | None:
         """The trace that a setting is replayed on; None: it needs the texts alone."""
-        if setting.method == UPPER_BOUND:
-            temperature = setting.parameters.get("draft_temperature")
-        else:
-            method = self.context.methods[setting.name]
-            if isinstance(method.proposer, CopyProposer):
-                return None
-            temperature = method.draft_temperature
+        if self._copies(setting):
+            return None
+        temperature = self._temperature(setting)
         if temperature not in self.traces:
             self.traces[temperature] = Store(self.folder, self.hidden).trace(
                 self.context.pair, self.context.sampling, self.sequences, self.max_drafted, self.heads,
                 rows=self.usable, draft_temperature=temperature, upper_bound=self.upper_bound, states=self.states,
+                temperatures=list(dict.fromkeys(self.temperatures)),
             )  # fmt: skip
         return self.traces[temperature]
+
+    def _copies(self, setting: Setting) -> bool:
+        return setting.method != UPPER_BOUND and isinstance(self.methods[setting.name].proposer, CopyProposer)
+
+    def _temperature(self, setting: Setting) -> float | None:
+        """The draft's own in a setting; None: the sampling's."""
+        if setting.method == UPPER_BOUND:
+            return setting.parameters.get("draft_temperature")
+        return self.methods[setting.name].draft_temperature
 
     def rows(self, setting: Setting) -> pd.DataFrame:
         """The setting's row of every prompt."""

@@ -26,7 +26,7 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text
 from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.sampling import Sampling
-from toolkit.trace.record import BATCH, Recorder
+from toolkit.trace.record import BATCH, Recorder, record_all_together
 from toolkit.trace.record_by_start import recorder_of
 from toolkit.trace.score import with_logits
 from toolkit.trace.trace import Trace, join
@@ -50,6 +50,7 @@ class Shard:
     sequences  prompt ids and produced ids of each; `rows` seed the draws
     kept       another shard of the same sequences whose states suffice to score the heads; None: there is none
     repairs    make a damaged file again, instead of an error
+    beside     shards of the same sequences at other draft temperatures: those without a file are recorded with this one
     """
 
     path: Path
@@ -59,6 +60,7 @@ class Shard:
     rows: Sequence[int]
     kept: tuple[Path, str] | None = None
     repairs: bool = False
+    beside: Sequence[Shard] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -82,11 +84,19 @@ class Shard:
             trace = recorder.checked(with_logits(states, missing, recorder.pair.device))
         else:
             on_record(stored is not None)
-            trace = recorder.record_all(self.sequences, self.rows, batch_size, on_batch)
+            lacking = [shard for shard in self.beside if not shard.path.exists()]
+            recorders = [shard.recorder for shard in (self, *lacking)]
+            trace, *others = record_all_together(recorders, self.sequences, self.rows, batch_size, on_batch)
+            for shard, other in zip(lacking, others, strict=True):
+                shard._kept(other)
         if stored is not None:  # its states stay, if it has any
             trace = replace(trace, estimates={**stored.estimates, **trace.estimates})
         elif not recorder.hidden:
             trace = replace(trace, hidden=None)
+        return self._kept(trace)
+
+    def _kept(self, trace: Trace) -> Trace:
+        """The trace, written to the file."""
         trace = replace(trace, about={"job": self.job})
         trace.save(self.path)
         return trace
@@ -151,11 +161,13 @@ class Store:
         draft_temperature: float | None = None,
         upper_bound: bool = False,
         states: bool = False,
+        temperatures: Sequence[float | None] = (),
     ) -> Trace:
         """The trace of sequences (prompt ids, produced ids) with the logits of the heads in these folders.
 
         rows    seed the draws of each sequence; None: their numbers. The other arguments are those of `Recorder`.
         states  whether the draft's states come with it, for estimators that read them; such recordings lie apart
+        temperatures  other ones of the draft that will be asked for: they are recorded in the same passes of the models
         Raises InputError as `Recorder.record`.
         """
         if not sequences:
@@ -169,20 +181,21 @@ class Store:
         ]
         apart: list[Any] = ["states"] if states else []
         apart += [list(pair.unshared)] if pair.unshared else []  # the draft never proposes them
-        key = content_hash([read, numbered, max_drafted, draft_temperature, upper_bound, SHARD, *apart], length=16)
-        options = max_drafted, scored_by, self.hidden or states, upper_bound, draft_temperature
-        recorder = recorder_of(pair, sampling, *options)
-        shards = [
-            Shard(
-                self.folder / f"traces-{key}-{number:05d}.safetensors",
-                key,
-                recorder,
-                sequences[at],
-                rows[at],
-                repairs=True,
-            )
-            for number, at in enumerate(slice(first, first + SHARD) for first in range(0, len(sequences), SHARD))
-        ]
+        parts = [slice(first, first + SHARD) for first in range(0, len(sequences), SHARD)]
+
+        def shards_at(temperature: float | None) -> list[Shard]:
+            key = content_hash([read, numbered, max_drafted, temperature, upper_bound, SHARD, *apart], length=16)
+            options = max_drafted, scored_by, self.hidden or states, upper_bound, temperature
+            recorder = recorder_of(pair, sampling, *options)
+            names = [f"traces-{key}-{number:05d}.safetensors" for number in range(len(parts))]
+            return [
+                Shard(self.folder / name, key, recorder, sequences[at], rows[at], repairs=True)
+                for name, at in zip(names, parts, strict=True)
+            ]
+
+        others = [shards_at(temperature) for temperature in temperatures if temperature != draft_temperature]
+        own = shards_at(draft_temperature)
+        shards = [replace(shard, beside=beside) for shard, *beside in zip(own, *others, strict=True)]
         self._announce(shards[0])
         return join(
             [
