@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text, hidden_size, seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
+from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace, join
-from toolkit.trace.roll_outs import RecordedText, RollOuts, row_of
+from toolkit.trace.roll_outs import NODES, OF_POSITIONS, RecordedText, RollOuts, columns_of, row_of
 from toolkit.trace.score import kept_logits, recorded_logits
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
@@ -46,6 +48,8 @@ class Recorder:
     upper_bound        run the target along the roll-outs, too: the true acceptance probability of every drafted token
     draft_temperature  the draft's own; None: the sampling's
     replicate          number of the set of acceptance draws: several recordings of the same texts cut variance
+    policies           bound ones: roll-outs end one by one, where none of them goes on. None: at max_drafted, as all do with
+                       `upper_bound`, and for heads that read earlier positions or the depth unless `hidden`
     sound              leave out texts of which a model or a head gives what is not a number, instead of an error
     """
 
@@ -57,6 +61,7 @@ class Recorder:
     upper_bound: bool = False
     draft_temperature: float | None = None
     replicate: int = 0
+    policies: Sequence[StoppingPolicy] | None = None
     sound: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +71,8 @@ class Recorder:
             raise InputError(
                 "traces know one limit for all texts: expected sampling.max_length=null (source=live decodes)"
             )
+        if self.upper_bound or (self.late and not self.hidden):
+            object.__setattr__(self, "policies", None)
 
     def record(self, sequences: Sequence[Text], rows: Sequence[int]) -> Trace:
         """The trace of texts (prompt ids, produced ids); `rows` seed the draws. Raises InputError for another's texts, and
@@ -100,17 +107,8 @@ class Recorder:
     @torch.inference_mode()
     def recorded(self, sequences: Sequence[Text], rows: Sequence[int], others: Sequence[Recorder]) -> list[Trace]:
         """Its trace of texts and those of `others`, as `record_together` makes them, whether or not they hold numbers."""
-        batch = [
-            RecordedText(row, *text, self._uniforms(row, len(text[1])))
-            for row, text in zip(rows, sequences, strict=True)
-        ]
-        for text in batch:
-            self.check(text)
-            if self.sampling.repetition_penalty != 1.0:
-                text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
-        longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
-        sessions = engine_of(self.pair).open(len(batch), longest, captured=False)  # shapes hardly recur
-        target, draft = sessions.target, sessions.drafts[0]
+        batch = self._texts(sequences, rows)
+        target, draft = self._sessions(batch)
         recorders = [self, *others]
         columns = self._on_path(recorders, batch, target, draft)
         read = [(session, list(session.lengths)) for session in (target, draft)]
@@ -119,8 +117,59 @@ class Recorder:
             for session, lengths in read:  # without the roll-outs of the recorder before
                 session.forget(lengths)
             rolls = RollOuts(recorder, batch, of_texts, draft, target if self.upper_bound else None)
-            traces.append(rolls.whole())
+            traces.append(rolls.whole() if recorder.policies is None else rolls.as_far_as(recorder.policies))
         return traces
+
+    @torch.inference_mode()
+    def deepened(self, trace: Trace, sequences: Sequence[Text], positions: Tensor, batch_size: int = BATCH) -> Trace:
+        """A cut trace of texts with the roll-outs after `positions` [n] to their ends, and the logits of its own heads.
+
+        The target reads nothing. Steps are those of a whole recording, up to rounding.
+        """
+        recorder = replace(self, hidden=trace.hidden is not None)
+        trace = replace(trace, estimates={name: trace.estimates[name] for name in self.heads})
+        asked = torch.zeros_like(trace.accepted).index_fill(0, positions, True)
+        number, parts = torch.arange(trace.num_texts), []
+        for first in range(0, trace.num_texts, batch_size):
+            chosen = (number >= first) & (number < first + batch_size)
+            part, of_part = trace.only(chosen), asked[chosen[trace.step_sequences[: trace.num_positions]]]
+            if bool(of_part.any()):
+                part = recorder._resumed(part, sequences[first : first + batch_size], of_part.nonzero().squeeze(1))
+            parts.append(part)
+        joined = join(parts)
+        return joined if joined.roll_cut is not None and bool(joined.roll_cut.any()) else replace(joined, roll_cut=None)
+
+    def _resumed(self, trace: Trace, sequences: Sequence[Text], positions: Tensor) -> Trace:
+        trace = replace(trace, estimates={name: trace.estimates[name] for name in self.heads if name not in self.late})
+        batch = self._texts(sequences, trace.rows.tolist())
+        _, draft = self._sessions(batch)
+        longest = max(len(text.produced) for text in batch)
+        for first in range(0, longest, NODES):
+            self.path(draft, batch, first, min(first + NODES, longest), last=1)
+        edges = trace.text_first.tolist()
+        columns = [
+            {**columns_of(trace, slice(*ends)), **{name: getattr(trace, name)[slice(*ends)] for name in OF_POSITIONS}}
+            for ends in pairwise(edges)
+        ]
+        return RollOuts(self, batch, columns, draft).resumed(trace, positions)
+
+    def _texts(self, sequences: Sequence[Text], rows: Sequence[int]) -> list[RecordedText]:
+        """The texts with their draws. Raises InputError for another's."""
+        batch = [
+            RecordedText(row, *text, self._uniforms(row, len(text[1])))
+            for row, text in zip(rows, sequences, strict=True)
+        ]
+        for text in batch:
+            self.check(text)
+            if self.sampling.repetition_penalty != 1.0:
+                text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
+        return batch
+
+    def _sessions(self, batch: Sequence[RecordedText]) -> tuple[Session, Session]:
+        """Empty caches of target and draft for texts."""
+        longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
+        sessions = engine_of(self.pair).open(len(batch), longest, captured=False)  # shapes hardly recur
+        return sessions.target, sessions.drafts[0]
 
     def scored(self, trace: Trace) -> Trace:
         """With the logits of heads that read earlier positions or the depth: known once all steps are."""
@@ -146,14 +195,16 @@ class Recorder:
         """`record` of any number of texts, `batch_size` at a time; `on_batch` hears how many tokens each one had."""
         return record_all_together([self], sequences, rows, batch_size, on_batch)[0]
 
-    def work(self, num_texts: int, num_tokens: int, batch_size: int = BATCH) -> str:
-        """What recording so many texts takes, in a line: tokens, forward passes, bytes at most."""
+    def work(self, num_texts: int, num_tokens: int, batch_size: int = BATCH, temperatures: int = 1) -> str:
+        """What recording so many texts, at so many draft temperatures, takes: tokens, forward passes, bytes at most."""
         batches, depth = -(-num_texts // batch_size), self.max_drafted
         target = batches * (depth if self.upper_bound else 1)
         numbers = (hidden_size(self.pair.draft) if self.hidden else 0) + 10 + 2 * len(self.heads)
+        draft, most = batches * (1 + (depth - 1) * temperatures), "" if self.policies is None else "at most "
+        size = 4 * numbers * num_tokens * depth * temperatures / 2**20
         return (
             f"traces: {num_texts:,} texts, {num_tokens:,} tokens, roll-outs of up to {depth}: about {target:,} target and "
-            f"{batches * depth:,} draft forward passes, at most {4 * numbers * num_tokens * depth / 2**20:,.0f} MiB"
+            f"{most}{draft:,} draft forward passes, at most {size:,.0f} MiB"
         )
 
     def check(self, text: RecordedText) -> None:
@@ -224,8 +275,13 @@ class Recorder:
             "target_entropy": -torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu(),
         }
 
-    def path(self, session: Session, batch: list[RecordedText], first: int, end: int) -> Reading:
-        """What predicts each text's tokens `first` to `end`; the tokens before them become tree nodes, prompts the context."""
+    def path(
+        self, session: Session, batch: list[RecordedText], first: int, end: int, last: int | None = None
+    ) -> Reading:
+        """What predicts each text's tokens `first` to `end`; the tokens before them become tree nodes, prompts the context.
+
+        last  of the last so many alone; None: of all
+        """
         prompts = [text.prompt if not first else [] for text in batch]
         produced = [text.produced[max(first - 1, 0) : end - 1] for text in batch]
         width, nodes = max(map(len, prompts)), max(end - 1, 0) - max(first - 1, 0)
@@ -235,7 +291,7 @@ class Recorder:
         ], device=session.index.device)  # fmt: skip
         chain = torch.arange(max(first - 1, 0) - 1, end - 2, device=tokens.device).expand(len(batch), -1)
         counts = list(map(len, prompts))
-        return session.extend(tokens, counts=counts, parents=chain if nodes else None, last=end - first)
+        return session.extend(tokens, counts=counts, parents=chain if nodes else None, last=last or end - first)
 
     def width(self, num_rows: int) -> int:
         return max(1, LOGITS // (num_rows * self.pair.vocab_size))

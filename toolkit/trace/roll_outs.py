@@ -1,7 +1,7 @@
 """Roll-outs: what the draft goes on to draft after the rejected positions of texts, as branches of one tree in its cache.
 
 With `upper_bound` the target reads the branches, too. Where the last token of a text was accepted, there is a roll-out after
-it, too.
+it, too. A recording for some policies lets roll-outs end one by one, where none of them would go on.
 
 Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R roll-outs under way, n of a part of them.
 """
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from toolkit.engine import Reading, Session
 from toolkit.sampling import draw, warp
+from toolkit.stopping import StoppingPolicy
+from toolkit.trace.replay import past_cuts
 from toolkit.trace.trace import Trace
 from toolkit.types import DraftStep
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from toolkit.trace.record import Recorder
 
 OF_POSITIONS = ("accepted", "text_accept_prob", "target_entropy", "text_prob")  # columns that roll-outs have not
+OF_STEPS = ("tokens", "draft_prob", "token_prob", "entropy", "top_probs", "accept_prob", "target_prob", "alpha")
+NODES = 256  # of a text that are read again in one forward pass
 
 
 class RecordedText:
@@ -40,7 +44,11 @@ class RecordedText:
 
 @dataclass
 class _Roll:
-    """A roll-out under way. token: its newest one, unread; seen [V]: tokens before that, for the repetition penalty."""
+    """A roll-out under way, of `length` steps.
+
+    token   its newest one, which the draft has not read;  parent  the node before it
+    goal    steps that are wanted;  seen [V]  tokens before the newest one, for the repetition penalty
+    """
 
     position: int
     token: int
@@ -82,11 +90,60 @@ class RollOuts:
 
     def whole(self) -> Trace:
         """The trace with every roll-out to its end."""
-        for rolls in self.rolls:
-            for roll in rolls:
-                roll.goal = self.recorder.max_drafted - 1
+        for roll in self._after().values():
+            roll.goal = self.recorder.max_drafted
         self._extend()
         return self.trace()
+
+    def as_far_as(self, policies: Sequence[StoppingPolicy]) -> Trace:
+        """The trace with roll-outs as far as one of these policies goes on; they grow by a step, later by halves."""
+        trace, going = self.trace(), list(policies)
+        while going:
+            wanted = [past_cuts(trace, policy) for policy in going]
+            going = [policy for policy, positions in zip(going, wanted, strict=True) if len(positions)]
+            if going:
+                after = self._after()
+                for position in torch.cat(wanted).unique().tolist():
+                    after[position].goal += max(1, after[position].length // 2)
+                self._extend()
+                trace = self.trace()
+        return trace
+
+    def resumed(self, trace: Trace, positions: Tensor) -> Trace:
+        """A cut trace of these texts with the roll-outs after `positions` [n] to their ends.
+
+        The draft reads the steps that are there again, and draws on from the same uniforms.
+        """
+        asked = set(positions.tolist())
+        nodes: list[list[_Roll]] = [[] for _ in self.batch]
+        begin, last_step = 0, trace.num_positions
+        for row, (rolls, column) in enumerate(zip(self.rolls, self.columns, strict=True)):
+            first_step, first_node = last_step, self.draft.index.num_nodes(row)
+            for roll in rolls:
+                roll.length = int(trace.roll_length[begin + roll.position])
+                roll.steps = [(0, last_step - first_step + number) for number in range(roll.length)]
+                last_step += roll.length
+                goes_on = begin + roll.position in asked
+                roll.goal = self.recorder.max_drafted if goes_on else 0
+                for token in trace.tokens[last_step - roll.length : last_step].tolist():
+                    if goes_on:
+                        nodes[row].append(_Roll(roll.position, roll.token, roll.parent))
+                        roll.parent = first_node + len(nodes[row]) - 1
+                    if roll.seen is not None:
+                        roll.seen[roll.token] = True
+                    roll.token = token
+            self.facts[row].append(columns_of(trace, slice(first_step, last_step)))
+            begin += len(column["tokens"])
+        for first in range(0, max(map(len, nodes)), NODES):
+            self._branch(self.draft, [rolls[first : first + NODES] for rolls in nodes], last=1)
+        self._extend()
+        return self.trace()
+
+    def _after(self) -> dict[int, _Roll]:
+        """The roll-outs by the positions that they follow, in the trace."""
+        begins = accumulate((len(text.produced) for text in self.batch), initial=0)
+        each = zip(begins, self.rolls, strict=False)
+        return {begin + roll.position: roll for begin, rolls in each for roll in rolls}
 
     def _goes_on(self, roll: _Roll) -> bool:
         """Whether the roll-out has a further step: it has not come to an end of text, to the limit or to M."""
@@ -101,8 +158,6 @@ class RollOuts:
             width = max(map(len, live))
             if not width:
                 break
-            for session in (self.draft, *((self.target,) if self.target is not None else ())):
-                session.reserve(max(session.lengths) + width)
             for begin in range(0, width, size):
                 self._step([rolls[begin : begin + size] for rolls in live])
 
@@ -134,8 +189,11 @@ class RollOuts:
                 roll.token, roll.parent = token, first[row] + number
             self.facts[row].append(recorder.facts_of(step, target_probs))
 
-    def _branch(self, session: Session, live: list[list[_Roll]]) -> Reading:
-        """One forward: the newest token of every roll-out under way becomes a node. Logits [B, R, V], states [B, R, D]."""
+    def _branch(self, session: Session, live: list[list[_Roll]], last: int | None = None) -> Reading:
+        """One forward: the newest token of every roll-out under way becomes a node. Logits [B, R, V], states [B, R, D].
+
+        last  of the last so many alone; None: of all
+        """
         width = max(map(len, live))
         padded = [  # padding is read in any case
             rolls + [_Roll(0, text.prompt[0], -1)] * (width - len(rolls))
@@ -144,7 +202,8 @@ class RollOuts:
         device = session.index.device
         tokens = torch.tensor([[roll.token for roll in rolls] for rolls in padded], device=device)
         parents = torch.tensor([[roll.parent for roll in rolls] for rolls in padded], device=device)
-        return session.extend(tokens, counts=[0] * len(live), parents=parents, last=width)
+        session.reserve(max(session.lengths) + width)
+        return session.extend(tokens, counts=[0] * len(live), parents=parents, last=last or width)
 
     def trace(self) -> Trace:
         """The trace as far as the roll-outs have come, with the logits of all heads."""
@@ -152,6 +211,7 @@ class RollOuts:
         lengths = torch.tensor([len(text.produced) for text in batch])
         total = int(lengths.sum())
         roll_first, roll_length = torch.zeros(total, dtype=torch.long), torch.zeros(total, dtype=torch.int32)
+        roll_cut = torch.zeros(total, dtype=torch.bool)
         names = [name for name in self.columns[0] if name not in OF_POSITIONS]
         pieces: list[dict[str, Tensor]] = list(self.columns)
         begin, next_step = 0, total
@@ -162,6 +222,7 @@ class RollOuts:
                 pieces.append({name: torch.cat([part[name] for part in facts])[order] for name in names})
             for roll in rolls:
                 roll_first[begin + roll.position], roll_length[begin + roll.position] = next_step, roll.length
+                roll_cut[begin + roll.position] = self._goes_on(roll)
                 next_step += roll.length
             begin += len(text.produced)
         of_positions: dict[str, Any] = {
@@ -176,12 +237,22 @@ class RollOuts:
             prompt_lengths=torch.tensor([len(text.prompt) for text in batch]),
             roll_first=roll_first,
             roll_length=roll_length,
+            roll_cut=roll_cut if bool(roll_cut.any()) else None,
             text_tokens=torch.tensor([token for text in batch for token in text.produced], dtype=torch.int32),
             max_drafted=recorder.max_drafted,
             estimates=estimates,
             **of_positions,
             **columns,  # type: ignore[arg-type]
         ))  # fmt: skip
+
+
+def columns_of(trace: Trace, steps: slice) -> dict[str, Tensor]:
+    """The columns of some steps of a trace, as `Recorder.facts_of` makes them."""
+    columns = {name: getattr(trace, name)[steps] for name in OF_STEPS}
+    columns |= {f"estimates/{name}": logits[steps] for name, logits in trace.estimates.items()}
+    if isinstance(trace.hidden, Tensor):
+        columns["hidden"] = trace.hidden[steps]
+    return columns
 
 
 def row_of(seen: Tensor | None, position: int) -> Tensor | None:
