@@ -128,11 +128,11 @@ class Recorder:
         """
         recorder = replace(self, hidden=trace.hidden is not None)
         trace = replace(trace, estimates={name: trace.estimates[name] for name in self.heads})
-        asked = torch.zeros_like(trace.accepted).index_fill(0, positions, True)
+        wanted = torch.zeros_like(trace.accepted).index_fill(0, positions, True)
         number, parts = torch.arange(trace.num_texts), []
         for first in range(0, trace.num_texts, batch_size):
             chosen = (number >= first) & (number < first + batch_size)
-            part, of_part = trace.only(chosen), asked[chosen[trace.step_sequences[: trace.num_positions]]]
+            part, of_part = trace.only(chosen), wanted[chosen[trace.step_sequences[: trace.num_positions]]]
             if bool(of_part.any()):
                 part = recorder._resumed(part, sequences[first : first + batch_size], of_part.nonzero().squeeze(1))
             parts.append(part)

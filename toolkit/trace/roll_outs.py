@@ -114,7 +114,7 @@ class RollOuts:
 
         The draft reads the steps that are there again, and draws on from the same uniforms.
         """
-        asked = set(positions.tolist())
+        wanted = set(positions.tolist())
         nodes: list[list[_Roll]] = [[] for _ in self.batch]
         begin, last_step = 0, trace.num_positions
         for row, (rolls, column) in enumerate(zip(self.rolls, self.columns, strict=True)):
@@ -123,7 +123,7 @@ class RollOuts:
                 roll.length = int(trace.roll_length[begin + roll.position])
                 roll.steps = [(0, last_step - first_step + number) for number in range(roll.length)]
                 last_step += roll.length
-                goes_on = begin + roll.position in asked
+                goes_on = begin + roll.position in wanted
                 roll.goal = self.recorder.max_drafted if goes_on else 0
                 for token in trace.tokens[last_step - roll.length : last_step].tolist():
                     if goes_on:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -152,12 +153,14 @@ def complete(shards: Sequence[Shard], batch_size: int = BATCH) -> Iterator[Trace
                 bar.write(shards[0].recorder.work(*sizes, batch_size, 1 + len(shards[0].beside)), file=sys.stderr)
 
         for shard in shards:
-            before = bar.n
+            before, started = bar.n, perf_counter()
             trace = shard.trace(batch_size, bar.update, announce)
             recorded = bar.n - before
             if recorded and first:
                 size = trace.num_bytes * total / shard.num_tokens
-                bar.write(f"traces: {len(shards)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
+                minutes = (perf_counter() - started) / recorded * (total - bar.n) / 60
+                line = f"traces: {len(shards)} files, about {size / 2**20:.1f} MiB and {minutes:.0f} more minutes"
+                bar.write(line, file=sys.stderr)
                 first = False
             bar.initial += shard.num_tokens - recorded  # keeps tokens/s honest
             bar.update(shard.num_tokens - recorded)
