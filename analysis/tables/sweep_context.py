@@ -225,15 +225,12 @@ class Recording:
             {head for estimator in estimators if (head := getattr(estimator, "head", None)) is not None}
         )
         self.states = any(getattr(estimator, "reads_hidden", False) for estimator in estimators)
-        self.policies: dict[
-            float | None, list[StoppingPolicy] | None
-        ] = {}  # by draft temperature; None: whole roll-outs
-        for setting in settings:
-            if self._copies(setting):
-                continue
-            policies = self.policies.setdefault(self._temperature(setting), None if whole else [])
+        recorded = [setting for setting in settings if not self._copies(setting)]
+        self.policies = {self._temperature(setting): None if whole else list[StoppingPolicy]() for setting in recorded}
+        for setting in recorded:
+            policies = self.policies[self._temperature(setting)]
             if policies is not None and not (policy := self.methods[setting.name].policy).couples_rows:
-                policies.append(policy)
+                policies.append(policy)  # those of a batch go on as their neighbours do
         fine = self.responses.error.isna() & self.responses.token_ids.map(len).gt(0)
         self.usable = np.flatnonzero(fine).tolist()
         rows = [self.responses.iloc[number] for number in self.usable]

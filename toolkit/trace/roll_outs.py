@@ -97,16 +97,14 @@ class RollOuts:
 
     def as_far_as(self, policies: Sequence[StoppingPolicy]) -> Trace:
         """The trace with roll-outs as far as one of these policies goes on; they grow by a step, later by halves."""
-        trace, going = self.trace(), list(policies)
+        trace, after, going = self.trace(), self._after(), list(policies)
         while going:
             wanted = [past_cuts(trace, policy) for policy in going]
             going = [policy for policy, positions in zip(going, wanted, strict=True) if len(positions)]
-            if going:
-                after = self._after()
-                for position in torch.cat(wanted).unique().tolist():
-                    after[position].goal += max(1, after[position].length // 2)
-                self._extend()
-                trace = self.trace()
+            for position in torch.cat(wanted).unique().tolist():
+                after[position].goal += max(1, after[position].length // 2)
+            self._extend()
+            trace = self.trace()
         return trace
 
     def resumed(self, trace: Trace, positions: Tensor) -> Trace:

@@ -76,7 +76,7 @@ class Shard:
         return sum(len(produced) for _, produced in self.sequences)
 
     def trace(self, batch_size: int, on_batch: Callable[[int], object], on_record: Callable[[bool], object]) -> Trace:
-        """The trace, from the file as far as it goes: its heads are scored on states, its roll-outs go on, else it is recorded.
+        """The trace, from the file as far as it goes: else heads are scored on states, roll-outs go on, or it is recorded.
 
         on_batch hears how many tokens were recorded; on_record that a recording begins, and whether it is made again for
         heads that it lacks. Raises InputError for a file that is damaged or of another job, and as `Recorder.record`.
@@ -92,10 +92,11 @@ class Shard:
                 trace = recorder.checked(with_logits(states, missing, recorder.pair.device))
             else:
                 on_record(stored is not None)
-                trace = self._recorded(batch_size, on_batch)
+                again = stored is not None and stored.roll_cut is None
+                trace = self._recorded(replace(recorder, policies=None) if again else recorder, batch_size, on_batch)
             if (
                 stored is not None and trace.roll_cut is stored.roll_cut
-            ):  # the same steps: its states stay, if it has any
+            ):  # the same steps; states stay, if there are any
                 trace = replace(trace, estimates={**stored.estimates, **trace.estimates})
             elif not recorder.hidden:
                 trace = replace(trace, hidden=None)
@@ -103,10 +104,10 @@ class Shard:
             trace = recorder.deepened(trace, self.sequences, rest, batch_size)
         return trace if trace is stored else self._kept(trace)
 
-    def _recorded(self, batch_size: int, on_batch: Callable[[int], object]) -> Trace:
+    def _recorded(self, recorder: Recorder, batch_size: int, on_batch: Callable[[int], object]) -> Trace:
         """The trace, made by the models; those of shards beside it that lack their files are written."""
         beside = [shard for shard in self.beside if not shard.path.exists()]
-        recorders = [shard.recorder for shard in (self, *beside)]
+        recorders = [recorder, *(shard.recorder for shard in beside)]
         trace, *others = record_all_together(recorders, self.sequences, self.rows, batch_size, on_batch)
         for shard, other in zip(beside, others, strict=True):
             shard._kept(other)
@@ -149,8 +150,9 @@ def complete(shards: Sequence[Shard], batch_size: int = BATCH) -> Iterator[Trace
                         "which would suffice"
                     )
                 ahead = [shard for shard in shards if not shard.path.exists()] or shards
+                temperatures = 1 + sum(not shard.path.exists() for shard in ahead[0].beside)
                 sizes = sum(len(shard.rows) for shard in ahead), sum(shard.num_tokens for shard in ahead)
-                bar.write(shards[0].recorder.work(*sizes, batch_size, 1 + len(shards[0].beside)), file=sys.stderr)
+                bar.write(shards[0].recorder.work(*sizes, batch_size, temperatures), file=sys.stderr)
 
         for shard in shards:
             before, started = bar.n, perf_counter()
@@ -194,10 +196,9 @@ class Store:
 
         rows    seed the draws of each sequence; None: their numbers. The other arguments are those of `Recorder`.
         states  whether the draft's states come with it, for estimators that read them; such recordings lie apart
-        policies  of every draft temperature that will be asked for the bound policies that will be replayed: these recordings
-                  are made in the same passes of the models, and roll-outs end where none of the policies goes on. None, or a
-                  temperature that is missing: roll-outs are whole
-        deeper    positions [n] of the trace whose roll-outs are wanted to their ends: a policy went on there (`CutError`)
+        policies  by draft temperature the bound policies that will be replayed. All these recordings are made in the same
+                  passes of the models; roll-outs end where no policy goes on. None, or a temperature that is missing: whole
+        deeper    positions [n] of the trace after which a policy goes on (`CutError`): these roll-outs to their ends
         Raises InputError as `Recorder.record`.
         """
         if not sequences:
