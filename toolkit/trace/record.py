@@ -136,7 +136,7 @@ class Recorder:
             if bool(of_part.any()):
                 part = recorder._resumed(part, sequences[first : first + batch_size], of_part.nonzero().squeeze(1))
             parts.append(part)
-        joined = join(parts)
+        joined = recorder.checked(join(parts))
         return joined if joined.roll_cut is not None and bool(joined.roll_cut.any()) else replace(joined, roll_cut=None)
 
     def _resumed(self, trace: Trace, sequences: Sequence[Text], positions: Tensor) -> Trace:
@@ -384,4 +384,4 @@ def record_all_together(
         parts.append(record_together(recorders, batch, rows[first : first + batch_size]))
         if on_batch is not None:
             on_batch(sum(len(produced) for _, produced in batch))
-    return [join(of_recorder) for of_recorder in zip(*parts, strict=True)]
+    return [join([part[number] for part in parts]) for number in range(len(recorders))]

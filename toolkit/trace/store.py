@@ -5,6 +5,7 @@
 
 Both have one format: a safetensors file per shard of sequences holds a whole trace (`Trace.save`) with its heads' logits and,
 if they are kept, the draft's states. A file of an older revision lacks nothing that is read here, or says to record it again.
+A recording for some policies is cut, and its files go on when more is asked of them, without the target.
 Whether a shard is done is decided in one place, `Shard.trace`.
 """
 
