@@ -25,6 +25,7 @@ from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, parse_json_file, write_atomic, write_json
 from toolkit.runs.token_bar import TokenBar
+from toolkit.trace import CutError
 from toolkit.trace.copies import Copies
 from toolkit.trace.record_by_start import DEEPEST, PAYS, TEXTS, depth_that_pays
 from toolkit.verification.rules.rejection import Rejection
@@ -70,7 +71,7 @@ class RecordedPair:
         drafting = [setting for setting in self.settings if setting.method != PLAIN]
         if not drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
-        self.recording = Recording(context, responses, kept, drafting, self.max_drafted, hidden)
+        self.recording = Recording(context, responses, kept, drafting, self.max_drafted, hidden, whole=False)
         self.sequences = self.recording.sequences
         self.prompt_tokens = [len(prompt) for prompt, _ in self.sequences]
         tokens, seconds = responses.num_generated.sum(), responses.setting_seconds.iloc[0]
@@ -101,7 +102,11 @@ class RecordedPair:
                 calls[text] += 1
                 entries.append((calls[text], -self.prompt_tokens[text], text))
             chosen = [text for _, _, text in sorted(entries)]
-        return serve(trace, self.prompt_tokens, bound.policy, self.costs[0], load, chosen)
+        while True:
+            try:
+                return serve(trace, self.prompt_tokens, bound.policy, self.costs[0], load, chosen)
+            except CutError as error:  # of rules that decide for a batch, or by costs: they were not asked before
+                trace = self.recording.deepen(setting, error.positions)
 
     def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
         """The setting as keys of `toolkit.decode` and their values, for a batch size: parameters, head, cost table."""

@@ -26,7 +26,7 @@ from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
 from toolkit.trace.replay import check_replayed, draft
-from toolkit.trace.steps import Geometry
+from toolkit.trace.steps import Geometry, check_recorded
 from toolkit.types import RoundCounts
 
 Floats = NDArray[np.float64]
@@ -107,7 +107,10 @@ def serve(
     load: Load,
     requests: Sequence[int],
 ) -> RequestResults:
-    """Serve texts `requests` [Q] of a trace, or of copied-from texts, in this order. prompt_tokens [T]; the policy is bound."""
+    """Serve texts `requests` [Q] of a trace, or of copied-from texts, in this order. prompt_tokens [T]; the policy is bound.
+
+    Raises CutError if the policy goes on where the trace's roll-outs were cut.
+    """
     return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests)).run()
 
 
@@ -135,10 +138,12 @@ class _Server:
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
         self.drafts = policy.limit != 0 and not isinstance(trace, Copies)
+        self.wanted: list[Tensor] = []  # after which positions the policy goes on past a cut
         self.by_start: tuple[Tensor, Tensor] | None = None  # lengths and draft forwards of rounds from every position
         if not policy.uses_history and not policy.couples_rows:
             starts = torch.arange(trace.num_positions)
             self.by_start = self._draft(starts, policy.init(len(starts), torch.device("cpu")), None)[:2]
+            check_recorded(self.wanted)
         elif isinstance(trace, Trace):
             self.geometry = self.geometry.with_steps(trace)
         self.results = RequestResults(self.load.arrivals(len(self.requests)))
@@ -156,6 +161,7 @@ class _Server:
                 self.clock = float(self.results.sent[self.next :].min())
                 continue
             self._round(joined)
+        check_recorded(self.wanted)
         return self.results
 
     def _fill(self) -> list[int]:
@@ -273,4 +279,4 @@ class _Server:
     def _draft(self, starts: Tensor, state: State, busy: Tensor | None) -> tuple[Tensor, Tensor, State]:
         if isinstance(self.trace, Copies):
             return self.trace.draft(starts, self.policy, state, busy)
-        return draft(self.trace, self.geometry, starts, self.policy, state, busy)
+        return draft(self.trace, self.geometry, starts, self.policy, state, busy, self.wanted)

@@ -1,6 +1,6 @@
 """A sweep's settings: what their rows depend on, and how they come about: decoded, replayed on a recording, or computed.
 
-Autoregressive responses are recorded once per draft temperature (`toolkit.trace.store`), and every chain method with
+Autoregressive responses are recorded at all draft temperatures together (`toolkit.trace.store`), and every chain method with
 token-level rejection is replayed on them. What cannot be replayed (draft trees, block verification) is decoded.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from torch import Tensor
 
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, Setting
 from analysis.tables.rows import COUNTS, LENGTHS, SOURCES, round_lengths
@@ -35,6 +36,7 @@ from toolkit.models.prompts import Prompt
 from toolkit.models.teacher import Text
 from toolkit.runs.tracking import parameter_counts
 from toolkit.sampling import Sampling
+from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace
 from toolkit.trace.bounds import acceptance_probs, at_price, expected_counts
 from toolkit.trace.copies import Copies
@@ -198,6 +200,7 @@ class Recording:
     settings     that will be replayed: the heads that their methods read are recorded, and what the upper bound needs
     max_drafted  most tokens a replayed method may draft in a round
     hidden       keep the draft's states, for heads that are asked for later
+    whole        whether roll-outs go on where none of these settings does; else `deepen` records more
     """
 
     def __init__(
@@ -208,6 +211,7 @@ class Recording:
         settings: Sequence[Setting],
         max_drafted: int,
         hidden: bool = True,
+        whole: bool = True,
     ):
         if context.sampling.max_length is not None:
             raise InputError("replays know one limit for all texts: expected sampling.max_length=null, or source=live")
@@ -221,6 +225,12 @@ class Recording:
             {head for estimator in estimators if (head := getattr(estimator, "head", None)) is not None}
         )
         self.states = any(getattr(estimator, "reads_hidden", False) for estimator in estimators)
+        recorded = [setting for setting in settings if not self._copies(setting)]
+        self.policies = {self._temperature(setting): None if whole else list[StoppingPolicy]() for setting in recorded}
+        for setting in recorded:
+            policies = self.policies[self._temperature(setting)]
+            if policies is not None and not (policy := self.methods[setting.name].policy).couples_rows:
+                policies.append(policy)  # those of a batch go on as their neighbours do
         fine = self.responses.error.isna() & self.responses.token_ids.map(len).gt(0)
         self.usable = np.flatnonzero(fine).tolist()
         rows = [self.responses.iloc[number] for number in self.usable]
@@ -229,19 +239,33 @@ class Recording:
 
     def trace_for(self, setting: Setting) -> Trace | None:
         """The trace that a setting is replayed on; None: it needs the texts alone."""
-        if setting.method == UPPER_BOUND:
-            temperature = setting.parameters.get("draft_temperature")
-        else:
-            method = self.context.methods[setting.name]
-            if isinstance(method.proposer, CopyProposer):
-                return None
-            temperature = method.draft_temperature
+        if self._copies(setting):
+            return None
+        temperature = self._temperature(setting)
         if temperature not in self.traces:
-            self.traces[temperature] = Store(self.folder, self.hidden).trace(
-                self.context.pair, self.context.sampling, self.sequences, self.max_drafted, self.heads,
-                rows=self.usable, draft_temperature=temperature, upper_bound=self.upper_bound, states=self.states,
-            )  # fmt: skip
+            self._record(temperature)
         return self.traces[temperature]
+
+    def deepen(self, setting: Setting, positions: Tensor) -> Trace:
+        """The trace of a setting that goes on past cuts, with the roll-outs after these positions [n] to their ends."""
+        return self._record(self._temperature(setting), positions)
+
+    def _record(self, temperature: float | None, deeper: Tensor | None = None) -> Trace:
+        self.traces[temperature] = Store(self.folder, self.hidden).trace(
+            self.context.pair, self.context.sampling, self.sequences, self.max_drafted, self.heads,
+            rows=self.usable, draft_temperature=temperature, upper_bound=self.upper_bound, states=self.states,
+            policies=self.policies, deeper=deeper,
+        )  # fmt: skip
+        return self.traces[temperature]
+
+    def _copies(self, setting: Setting) -> bool:
+        return setting.method != UPPER_BOUND and isinstance(self.methods[setting.name].proposer, CopyProposer)
+
+    def _temperature(self, setting: Setting) -> float | None:
+        """The draft's own in a setting; None: the sampling's."""
+        if setting.method == UPPER_BOUND:
+            return setting.parameters.get("draft_temperature")
+        return self.methods[setting.name].draft_temperature
 
     def rows(self, setting: Setting) -> pd.DataFrame:
         """The setting's row of every prompt."""

@@ -240,17 +240,17 @@ SAMPLED = "sampling={temperature: 1.0, max_new_tokens: 12}"
 def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_path, monkeypatch):
     options = (SAMPLED, "shard_size=2", "replicates=2", "hidden=true")
     whole = read_traces(traces.run(config(tmp_path / "apart" / "whole", texts_file, *options)), None)
-    recorded = Recorder.record
+    recorded = Recorder.recorded
     calls = []
 
-    def dies_at_third(self, sequences, rows):
+    def dies_at_third(self, sequences, rows, others):
         calls.append(rows)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return recorded(self, sequences, rows)
+        return recorded(self, sequences, rows, others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "record", dies_at_third)
+        patch.setattr(Recorder, "recorded", dies_at_third)
         with pytest.raises(KeyboardInterrupt):
             traces.run(config(tmp_path / "cut", texts_file, *options))
     with pytest.raises(InputError, match="not finished"):

@@ -38,6 +38,8 @@ def measure(
     Widths and contexts that the models cannot read, or that take too much memory, are left out or cut. `machine["spread"]` is
     how far the repeats of one time lie apart, as a share of it: the median over all times.
     """
+    from tqdm.auto import tqdm
+
     widths = [width for width in widths if width == 1 or width <= pair.max_length // 2]
     room = HELD // batch_size
     longest = max(min(pair.max_length - widths[-1], room), 1)
@@ -50,7 +52,7 @@ def measure(
         forwards = [*((sessions.target, width) for width in widths), *((draft, 1) for draft in sessions.drafts)]
         watches = [[Stopwatch(session.index.device) for session, _ in forwards] for _ in contexts]
         warm_up = WARM_UP if sessions.fixed_rows else 0
-        for _ in range(warm_up + repeats):
+        for _ in tqdm(range(warm_up + repeats), desc="costs", unit="turn", delay=2, leave=False):
             for context, row in zip(contexts, watches, strict=True):
                 for (session, width), watch in zip(forwards, row, strict=True):
                     _hold(sessions.target, context)

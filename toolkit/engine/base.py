@@ -89,6 +89,12 @@ class Session(ABC):
         """Forget everything after the first `lengths[row]` tokens of each row. For chains; costs nothing."""
         self.index.truncate(lengths)
 
+    def forget(self, lengths: list[int]) -> None:
+        """Forget and wipe the tree nodes after the first `lengths[row]` tokens of each row."""
+        self.index.lengths = list(lengths)
+        for row in range(self.index.num_rows):
+            self.clear(row)
+
     def keep(self, nodes: Tensor) -> Tensor:
         """Forget every tree node that is not on a path to one of `nodes` [B, W]; returns their new ids.
 

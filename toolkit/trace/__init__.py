@@ -1,5 +1,5 @@
 """Recordings: made (`record`), kept (`store`), scored by heads (`score`) and replayed with any stopping policy (`replay`)."""
 
-from toolkit.trace.trace import Trace, join
+from toolkit.trace.trace import CutError, Trace, join
 
-__all__ = ["Trace", "join"]
+__all__ = ["CutError", "Trace", "join"]

@@ -1,19 +1,18 @@
 """Record traces: make the acceptance draws of speculative sampling for given texts, and let the draft roll on after
 rejections.
 
-Each model makes one teacher-forced pass, then the draft one forward per depth of the roll-outs, which are branches of one tree
-in its cache. With `upper_bound` the target reads the branches, too. A repetition penalty changes p and q of a position by the
-tokens before it. Where the last token of a text was accepted, there is a roll-out after it, too.
+Each model makes one teacher-forced pass, then the draft one forward per depth of the roll-outs (`toolkit.trace.roll_outs`).
+Recordings of one draft at several temperatures differ in its warped distributions and in what follows from them: one pass of
+each model serves all of them (`record_together`). A repetition penalty changes p and q of a position by the tokens before it.
 
-Shapes: B texts of a batch, N tokens of a text, n of a part of it, V vocabulary, M max_drafted, R roll-outs under way.
+Shapes: B texts of a batch, N tokens of a text, n of a part of it, V vocabulary, M max_drafted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,7 +24,9 @@ from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text, hidden_size, seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
+from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace, join
+from toolkit.trace.roll_outs import NODES, OF_POSITIONS, RecordedText, RollOuts, columns_of, row_of
 from toolkit.trace.score import kept_logits, recorded_logits
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
@@ -47,6 +48,8 @@ class Recorder:
     upper_bound        run the target along the roll-outs, too: the true acceptance probability of every drafted token
     draft_temperature  the draft's own; None: the sampling's
     replicate          number of the set of acceptance draws: several recordings of the same texts cut variance
+    policies           bound ones: roll-outs end one by one, where none of them goes on. None: at max_drafted, as all do with
+                       `upper_bound`, and for heads that read earlier positions or the depth unless `hidden`
     sound              leave out texts of which a model or a head gives what is not a number, instead of an error
     """
 
@@ -58,6 +61,7 @@ class Recorder:
     upper_bound: bool = False
     draft_temperature: float | None = None
     replicate: int = 0
+    policies: Sequence[StoppingPolicy] | None = None
     sound: bool = False
 
     def __post_init__(self) -> None:
@@ -67,12 +71,14 @@ class Recorder:
             raise InputError(
                 "traces know one limit for all texts: expected sampling.max_length=null (source=live decodes)"
             )
+        if self.upper_bound or (self.late and not self.hidden):
+            object.__setattr__(self, "policies", None)
 
     def record(self, sequences: Sequence[Text], rows: Sequence[int]) -> Trace:
         """The trace of texts (prompt ids, produced ids); `rows` seed the draws. Raises InputError for another's texts, and
         for those that hold what is not a number, unless `sound`.
         """
-        return self.checked(self.recorded(sequences, rows))
+        return record_together([self], sequences, rows)[0]
 
     def checked(self, trace: Trace) -> Trace:
         """The trace, without the texts that hold what is not a number if `sound`. Raises InputError for them if not."""
@@ -99,8 +105,56 @@ class Recorder:
         return sequences
 
     @torch.inference_mode()
-    def recorded(self, sequences: Sequence[Text], rows: Sequence[int]) -> Trace:
-        """The trace of texts as `record` makes it, whether or not it holds numbers."""
+    def recorded(self, sequences: Sequence[Text], rows: Sequence[int], others: Sequence[Recorder]) -> list[Trace]:
+        """Its trace of texts and those of `others`, as `record_together` makes them, whether or not they hold numbers."""
+        batch = self._texts(sequences, rows)
+        target, draft = self._sessions(batch)
+        recorders = [self, *others]
+        columns = self._on_path(recorders, batch, target, draft)
+        read = [(session, list(session.lengths)) for session in (target, draft)]
+        traces = []
+        for recorder, of_texts in zip(recorders, columns, strict=True):
+            for session, lengths in read:  # without the roll-outs of the recorder before
+                session.forget(lengths)
+            rolls = RollOuts(recorder, batch, of_texts, draft, target if self.upper_bound else None)
+            traces.append(rolls.whole() if recorder.policies is None else rolls.as_far_as(recorder.policies))
+        return traces
+
+    @torch.inference_mode()
+    def deepened(self, trace: Trace, sequences: Sequence[Text], positions: Tensor, batch_size: int = BATCH) -> Trace:
+        """A cut trace of texts with the roll-outs after `positions` [n] to their ends, and the logits of its own heads.
+
+        The target reads nothing. Steps are those of a whole recording, up to rounding.
+        """
+        recorder = replace(self, hidden=trace.hidden is not None)
+        trace = replace(trace, estimates={name: trace.estimates[name] for name in self.heads})
+        wanted = torch.zeros_like(trace.accepted).index_fill(0, positions, True)
+        number, parts = torch.arange(trace.num_texts), []
+        for first in range(0, trace.num_texts, batch_size):
+            chosen = (number >= first) & (number < first + batch_size)
+            part, of_part = trace.only(chosen), wanted[chosen[trace.step_sequences[: trace.num_positions]]]
+            if bool(of_part.any()):
+                part = recorder._resumed(part, sequences[first : first + batch_size], of_part.nonzero().squeeze(1))
+            parts.append(part)
+        joined = recorder.checked(join(parts))
+        return joined if joined.roll_cut is not None and bool(joined.roll_cut.any()) else replace(joined, roll_cut=None)
+
+    def _resumed(self, trace: Trace, sequences: Sequence[Text], positions: Tensor) -> Trace:
+        trace = replace(trace, estimates={name: trace.estimates[name] for name in self.heads if name not in self.late})
+        batch = self._texts(sequences, trace.rows.tolist())
+        _, draft = self._sessions(batch)
+        longest = max(len(text.produced) for text in batch)
+        for first in range(0, longest, NODES):
+            self.path(draft, batch, first, min(first + NODES, longest), last=1)
+        edges = trace.text_first.tolist()
+        columns = [
+            {**columns_of(trace, slice(*ends)), **{name: getattr(trace, name)[slice(*ends)] for name in OF_POSITIONS}}
+            for ends in pairwise(edges)
+        ]
+        return RollOuts(self, batch, columns, draft).resumed(trace, positions)
+
+    def _texts(self, sequences: Sequence[Text], rows: Sequence[int]) -> list[RecordedText]:
+        """The texts with their draws. Raises InputError for another's."""
         batch = [
             RecordedText(row, *text, self._uniforms(row, len(text[1])))
             for row, text in zip(rows, sequences, strict=True)
@@ -109,23 +163,25 @@ class Recorder:
             self.check(text)
             if self.sampling.repetition_penalty != 1.0:
                 text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
+        return batch
+
+    def _sessions(self, batch: Sequence[RecordedText]) -> tuple[Session, Session]:
+        """Empty caches of target and draft for texts."""
         longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
         sessions = engine_of(self.pair).open(len(batch), longest, captured=False)  # shapes hardly recur
-        target, draft = sessions.target, sessions.drafts[0]
-        on_path = self._on_path(batch, target, draft)
-        rolls = self._roll(batch, draft, target if self.upper_bound else None)
-        return self.scored(self._assemble(batch, on_path, rolls))
+        return sessions.target, sessions.drafts[0]
 
     def scored(self, trace: Trace) -> Trace:
         """With the logits of heads that read earlier positions or the depth: known once all steps are."""
-        if not self._late:
+        if not self.late:
             return trace
-        late = {name: recorded_logits(trace, self.heads[name], self.pair.device) for name in self._late}
+        late = {name: recorded_logits(trace, self.heads[name], self.pair.device) for name in self.late}
         estimates = {name: late[name] if name in late else trace.estimates[name] for name in self.heads}
         return replace(trace, estimates=estimates, hidden=trace.hidden if self.hidden else None)
 
     @property
-    def _late(self) -> list[str]:
+    def late(self) -> list[str]:
+        """Names of the heads that `scored` scores."""
         heads = self.heads.items()
         return [name for name, head in heads if getattr(head, "num_history", 0) or getattr(head, "reads_depth", False)]
 
@@ -137,22 +193,18 @@ class Recorder:
         on_batch: Callable[[int], object] | None = None,
     ) -> Trace:
         """`record` of any number of texts, `batch_size` at a time; `on_batch` hears how many tokens each one had."""
-        parts = []
-        for first in range(0, len(sequences), batch_size):
-            batch = sequences[first : first + batch_size]
-            parts.append(self.record(batch, rows[first : first + batch_size]))
-            if on_batch is not None:
-                on_batch(sum(len(produced) for _, produced in batch))
-        return join(parts)
+        return record_all_together([self], sequences, rows, batch_size, on_batch)[0]
 
-    def work(self, num_texts: int, num_tokens: int, batch_size: int = BATCH) -> str:
-        """What recording so many texts takes, in a line: tokens, forward passes, bytes at most."""
+    def work(self, num_texts: int, num_tokens: int, batch_size: int = BATCH, temperatures: int = 1) -> str:
+        """What recording so many texts, at so many draft temperatures, takes: tokens, forward passes, bytes at most."""
         batches, depth = -(-num_texts // batch_size), self.max_drafted
         target = batches * (depth if self.upper_bound else 1)
         numbers = (hidden_size(self.pair.draft) if self.hidden else 0) + 10 + 2 * len(self.heads)
+        draft, most = batches * (1 + (depth - 1) * temperatures), "" if self.policies is None else "at most "
+        size = 4 * numbers * num_tokens * depth * temperatures / 2**20
         return (
             f"traces: {num_texts:,} texts, {num_tokens:,} tokens, roll-outs of up to {depth}: about {target:,} target and "
-            f"{batches * depth:,} draft forward passes, at most {4 * numbers * num_tokens * depth / 2**20:,.0f} MiB"
+            f"{most}{draft:,} draft forward passes, at most {size:,.0f} MiB"
         )
 
     def check(self, text: RecordedText) -> None:
@@ -181,9 +233,11 @@ class Recorder:
     def _stops(self, text: RecordedText, produced: Sequence[int]) -> bool:
         return self.pair.stop_position(self.sampling.stop, produced, text.prompt) is not None
 
-    def _on_path(self, batch: list[RecordedText], target: Session, draft: Session) -> list[dict[str, Tensor]]:
-        """Columns of every text's N positions, from one pass of each model; each `RecordedText` is told what was accepted."""
-        parts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
+    def _on_path(
+        self, recorders: Sequence[Recorder], batch: list[RecordedText], target: Session, draft: Session
+    ) -> list[list[dict[str, Tensor]]]:
+        """For every recorder the columns of every text's N positions, from one pass of each model."""
+        parts: list[list[list[dict[str, Tensor]]]] = [[[] for _ in batch] for _ in recorders]
         longest, width = max(len(text.produced) for text in batch), self.width(len(batch))
         for first in range(0, longest, width):
             end = min(first + width, longest)
@@ -193,12 +247,13 @@ class Recorder:
             for row, text in enumerate(batch):
                 if (count := min(end, len(text.produced)) - first) > 0:
                     readings = (scores[row, :count], logits[row, :count], hidden[row, :count].to(logits.device))
-                    parts[row].append(self._part(text, first, *readings))
+                    for recorder, of_texts in zip(recorders, parts, strict=True):
+                        of_texts[row].append(recorder._part(text, first, *readings))
             del scores, reading, logits, hidden
-        columns = [{name: torch.cat([part[name] for part in of_text]) for name in of_text[0]} for of_text in parts]
-        for text, column in zip(batch, columns, strict=True):
-            text.accepted, text.drafted = column["accepted"], column["tokens"].long()
-        return columns
+        return [
+            [{name: torch.cat([part[name] for part in of_text]) for name in of_text[0]} for of_text in of_texts]
+            for of_texts in parts
+        ]
 
     def _part(
         self, text: RecordedText, first: int, target_logits: Tensor, logits: Tensor, hidden: Tensor
@@ -220,8 +275,13 @@ class Recorder:
             "target_entropy": -torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu(),
         }
 
-    def path(self, session: Session, batch: list[RecordedText], first: int, end: int) -> Reading:
-        """What predicts each text's tokens `first` to `end`; the tokens before them become tree nodes, prompts the context."""
+    def path(
+        self, session: Session, batch: list[RecordedText], first: int, end: int, last: int | None = None
+    ) -> Reading:
+        """What predicts each text's tokens `first` to `end`; the tokens before them become tree nodes, prompts the context.
+
+        last  of the last so many alone; None: of all
+        """
         prompts = [text.prompt if not first else [] for text in batch]
         produced = [text.produced[max(first - 1, 0) : end - 1] for text in batch]
         width, nodes = max(map(len, prompts)), max(end - 1, 0) - max(first - 1, 0)
@@ -231,7 +291,7 @@ class Recorder:
         ], device=session.index.device)  # fmt: skip
         chain = torch.arange(max(first - 1, 0) - 1, end - 2, device=tokens.device).expand(len(batch), -1)
         counts = list(map(len, prompts))
-        return session.extend(tokens, counts=counts, parents=chain if nodes else None, last=end - first)
+        return session.extend(tokens, counts=counts, parents=chain if nodes else None, last=last or end - first)
 
     def width(self, num_rows: int) -> int:
         return max(1, LOGITS // (num_rows * self.pair.vocab_size))
@@ -242,7 +302,7 @@ class Recorder:
         emitted = torch.tensor(produced, device=p.device).unsqueeze(-1)
         emitted_probs = p.gather(-1, emitted).squeeze(-1)
         for where in (emitted_probs == 0).nonzero().squeeze(-1).tolist():
-            if not self._at_the_edge(penalized(logits[where], self.sampling, _row(seen, where)), produced[where]):
+            if not self._at_the_edge(penalized(logits[where], self.sampling, row_of(seen, where)), produced[where]):
                 raise InputError(
                     f"response {text.row}: token {first + where + 1} ({produced[where]}) has probability 0 under this target "
                     "and sampling; expected responses of the same target, sampled with the same settings"
@@ -257,84 +317,6 @@ class Recorder:
         top_p, min_p = min(1.0, self.sampling.top_p + margin), max(0.0, self.sampling.min_p - margin)
         wider = replace(self.sampling, top_p=top_p, min_p=min_p, repetition_penalty=1.0)
         return bool(warp(lifted.unsqueeze(0), wider)[0, token] > 0)
-
-    def _roll(self, batch: list[RecordedText], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
-        """For every text a list of facts, one or more per depth; `_Roll.steps` says which belong to each roll-out."""
-        facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
-        ends = set(self.pair.ends(self.sampling))
-        live: list[list[_Roll]] = []
-        for text in batch:
-            drafted, after_rejection = text.drafted.tolist(), ~text.accepted
-            after_rejection[-1] = True  # a stop string has ended the text, or there is no room
-            text.rolls = [
-                _Roll(position, drafted[position], position - 1, seen=_row(text.seen, position))
-                for position in after_rejection.nonzero().squeeze(-1).tolist()
-                if drafted[position] not in ends and position + 1 < self.room
-            ]
-            live.append(list(text.rolls))
-        if not any(live):
-            return facts
-        for session in (draft, *((target,) if target is not None else ())):
-            session.reserve(session.index.capacity + max(map(len, live)) * (self.max_drafted - 1))
-        size = self.width(len(batch))
-        for depth in range(1, self.max_drafted):
-            width = max(map(len, live))
-            if not width:
-                break
-            for begin in range(0, width, size):
-                parts = [rolls[begin : begin + size] for rolls in live]
-                self._roll_on(batch, parts, facts, depth, draft, target)
-            for row, rolls in enumerate(live):
-                live[row] = [roll for roll in rolls if roll.token not in ends and roll.position + 1 + depth < self.room]
-        return facts
-
-    def _roll_on(
-        self,
-        batch: list[RecordedText],
-        live: list[list[_Roll]],
-        facts: list[list[dict[str, Tensor]]],
-        depth: int,
-        draft: Session,
-        target: Session | None,
-    ) -> None:
-        """One token more for some roll-outs of every text; what is known of these steps is appended to the text's facts."""
-        width = max(map(len, live))
-        first = [draft.index.num_nodes(row) for row in range(len(batch))]
-        padding = [text.prompt[0] for text in batch]  # read in any case
-        reading = self._branch(draft, live, width, padding)
-        logits, hidden = self.pair.fit(reading.logits), reading.hidden
-        target_logits = None if target is None else self._branch(target, live, width, padding).logits
-        for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
-            if not rolls:
-                continue
-            noted = [roll.seen for roll in rolls if roll.seen is not None]  # of all, or of none
-            for roll, before in zip(rolls, noted, strict=False):
-                before[roll.token] = True
-            seen = torch.stack(noted) if noted else None  # tokens before the ones that are drawn now [R, V]
-            distribution = self.warp_draft(logits[row, : len(rolls)], seen)
-            target_probs = None
-            if target_logits is not None:
-                target_probs = warp(target_logits[row, : len(rolls)], self.sampling, seen)
-            positions = torch.tensor([roll.position for roll in rolls])
-            drawn = draw(distribution, text.uniforms[positions, 1 + depth].to(distribution.device))
-            states = hidden[row, : len(rolls)].to(distribution.device)
-            step = DraftStep(1, logits[row, : len(rolls)], distribution, states, drawn)
-            for number, (roll, token) in enumerate(zip(rolls, drawn.tolist(), strict=True)):
-                roll.length += 1
-                roll.steps.append((len(facts[row]), number))
-                roll.token, roll.parent = token, first[row] + number
-            facts[row].append(self.facts_of(step, target_probs))
-
-    @staticmethod
-    def _branch(session: Session, live: list[list[_Roll]], width: int, padding: Sequence[int]) -> Reading:
-        """One forward: the newest token of every roll-out under way becomes a node. Logits [B, R, V], states [B, R, D]."""
-        padded = [
-            rolls + [_Roll(0, token, -1)] * (width - len(rolls)) for rolls, token in zip(live, padding, strict=True)
-        ]
-        device = session.index.device
-        tokens = torch.tensor([[roll.token for roll in rolls] for rolls in padded], device=device)
-        parents = torch.tensor([[roll.parent for roll in rolls] for rolls in padded], device=device)
-        return session.extend(tokens, counts=[0] * len(live), parents=parents, last=width)
 
     def facts_of(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]:
         assert step.tokens is not None
@@ -351,49 +333,11 @@ class Recorder:
             facts["target_prob"] = p.float()
             facts["alpha"] = torch.minimum(target_probs, step.probs).sum(-1).float()
         for name, head in self.heads.items():
-            if name not in self._late:
+            if name not in self.late:
                 facts[f"estimates/{name}"] = kept_logits(head, step)
-        if self.hidden or self._late:
+        if self.hidden or self.late:
             facts["hidden"] = step.hidden.clone()
         return {name: value.cpu() for name, value in facts.items()}
-
-    def _assemble(
-        self, batch: list[RecordedText], on_path: list[dict[str, Tensor]], rolled: list[list[dict[str, Tensor]]]
-    ) -> Trace:
-        lengths = torch.tensor([len(text.produced) for text in batch])
-        total = int(lengths.sum())
-        roll_first, roll_length = torch.zeros(total, dtype=torch.long), torch.zeros(total, dtype=torch.int32)
-        pieces: list[dict[str, Tensor]] = list(on_path)
-        begin, next_step = 0, total
-        for text, facts in zip(batch, rolled, strict=True):
-            offsets = list(accumulate((len(part["tokens"]) for part in facts), initial=0))
-            order = [offsets[entry] + number for roll in text.rolls for entry, number in roll.steps]
-            if order:
-                whole = {name: torch.cat([part[name] for part in facts]) for name in facts[0]}
-                pieces.append({name: value[order] for name, value in whole.items()})
-            for roll in text.rolls:
-                roll_first[begin + roll.position], roll_length[begin + roll.position] = next_step, roll.length
-                next_step += roll.length
-            begin += len(text.produced)
-        of_positions: dict[str, Any] = {
-            name: torch.cat([piece.pop(name) for piece in on_path])
-            for name in ("accepted", "text_accept_prob", "target_entropy", "text_prob")
-        }
-        columns = {name: torch.cat([piece[name] for piece in pieces]) for name in on_path[0]}
-        estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads if name not in self._late}
-        return Trace(
-            text_first=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-            room=torch.tensor([self.room] * len(batch)),
-            rows=torch.tensor([text.row for text in batch]),
-            prompt_lengths=torch.tensor([len(text.prompt) for text in batch]),
-            roll_first=roll_first,
-            roll_length=roll_length,
-            text_tokens=torch.tensor([token for text in batch for token in text.produced], dtype=torch.int32),
-            max_drafted=self.max_drafted,
-            estimates=estimates,
-            **of_positions,
-            **columns,  # type: ignore[arg-type]
-        )
 
     @property
     def room(self) -> int:
@@ -410,27 +354,6 @@ class Recorder:
         return torch.cat([torch.rand(length, n, generator=generator, dtype=torch.float64) for n in widths], 1)
 
 
-@dataclass
-class _Roll:
-    """A roll-out under way. seen [V]: tokens before the newest one, for the repetition penalty."""
-
-    position: int
-    token: int
-    parent: int
-    length: int = 0
-    steps: list[tuple[int, int]] = field(default_factory=list)
-    seen: Tensor | None = None
-
-
-class RecordedText:
-    def __init__(self, row: int, prompt: Sequence[int], produced: Sequence[int], uniforms: Tensor):
-        self.row, self.prompt, self.produced, self.uniforms = row, list(prompt), list(produced), uniforms
-        self.accepted: Any = None
-        self.drafted: Any = None
-        self.rolls: list[_Roll] = []
-        self.seen: Tensor | None = None  # tokens before each of the produced ones [N, V], for the repetition penalty
-
-
 def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Acceptance probability, min(1, q/p) of the text's tokens [n, 1]; whether accepted; the drafted tokens."""
     p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
@@ -441,5 +364,24 @@ def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Te
     return accept_prob, accepted, torch.where(accepted, emitted.squeeze(-1), instead)
 
 
-def _row(seen: Tensor | None, position: int) -> Tensor | None:
-    return None if seen is None else seen[position].clone()
+def record_together(recorders: Sequence[Recorder], sequences: Sequence[Text], rows: Sequence[int]) -> list[Trace]:
+    """`Recorder.record` of each of several that differ in the draft's temperature: the models read the texts once."""
+    traces = recorders[0].recorded(sequences, rows, recorders[1:])
+    return [recorder.checked(trace) for recorder, trace in zip(recorders, traces, strict=True)]
+
+
+def record_all_together(
+    recorders: Sequence[Recorder],
+    sequences: Sequence[Text],
+    rows: Sequence[int],
+    batch_size: int = BATCH,
+    on_batch: Callable[[int], object] | None = None,
+) -> list[Trace]:
+    """`Recorder.record_all` of each, as `record_together`."""
+    parts = []
+    for first in range(0, len(sequences), batch_size):
+        batch = sequences[first : first + batch_size]
+        parts.append(record_together(recorders, batch, rows[first : first + batch_size]))
+        if on_batch is not None:
+            on_batch(sum(len(produced) for _, produced in batch))
+    return [join([part[number] for part in parts]) for number in range(len(recorders))]

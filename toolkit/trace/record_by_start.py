@@ -29,7 +29,8 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text, readings_along, seen_before
 from toolkit.sampling import Sampling, draw, row_generator, warp
 from toolkit.trace import Trace, join
-from toolkit.trace.record import RecordedText, Recorder, decided
+from toolkit.trace.record import Recorder, decided
+from toolkit.trace.roll_outs import RecordedText
 from toolkit.trace.steps import Geometry
 from toolkit.types import DraftStep
 
@@ -54,7 +55,7 @@ class StartRecorder(Recorder):
         )
 
     @torch.inference_mode()
-    def recorded(self, sequences: Sequence[Text], rows: Sequence[int]) -> Trace:
+    def recorded(self, sequences: Sequence[Text], rows: Sequence[int], others: Sequence[Recorder]) -> list[Trace]:
         """As `Recorder.recorded`, a text after another. Raises InputError for heads that read earlier positions, too."""
         for name, head in self.heads.items():
             if getattr(head, "num_history", 0):
@@ -62,9 +63,9 @@ class StartRecorder(Recorder):
                     f"head {name} reads earlier positions, whose states this draft computes again in every round: expected a "
                     "head with head.earlier=0"
                 )
-        return join(
-            [self._record(RecordedText(row, *text, torch.empty(0))) for row, text in zip(rows, sequences, strict=True)]
-        )
+        texts = [RecordedText(row, *text, torch.empty(0)) for row, text in zip(rows, sequences, strict=True)]
+        own = join([self._record(text) for text in texts])
+        return [own, *(other.recorded(sequences, rows, ())[0] for other in others)]
 
     def _record(self, text: RecordedText) -> Trace:
         self.check(text)

@@ -29,7 +29,8 @@ from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State, check_obeyed
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
-from toolkit.trace.steps import Geometry, RecordedStep, step_at
+from toolkit.trace.steps import Geometry, RecordedStep, check_recorded, cut_before, recorded_at, step_at
+from toolkit.trace.trace import CutError
 from toolkit.types import Counts, RoundCounts
 
 GROUP = 50  # policies walked together
@@ -87,10 +88,14 @@ def draft(
     policy: StoppingPolicy,
     state: State,
     busy: Tensor | None = None,
+    wanted: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, State]:
     """One round from each of `starts` [B]: tokens drafted [B], forwards paid for [B], the policy's state.
 
-    busy  [B] bool: slots that hold a text; the others draft nothing. None: all do
+    A policy that reads nothing of a draft goes on past a cut, as if no end of text had been drafted there.
+
+    busy    [B] bool: slots that hold a text; the others draft nothing. None: all do
+    wanted  hears after which positions the policy would go on past a cut; the round ends there. None: CutError is raised
     Raises InputError if the policy can draft more than the trace was recorded for.
     """
     if isinstance(trace, Copies):
@@ -101,10 +106,10 @@ def draft(
     state, begins = policy.begin(live, geometry.in_context(policy, state, starts))
     drafting = begins & live
     num_drafted, num_calls = torch.zeros_like(starts), torch.zeros_like(starts)
-    depth = 0
+    cut, depth, past = geometry.cut, 0, torch.zeros_like(drafting)
     while bool(drafting.any()):
         depth += 1
-        index, _ = step_at(trace, geometry, starts, depth)
+        index, _ = recorded_at(trace, geometry, starts, depth)
         if depth == 1 or not trace.blocks:
             num_calls += drafting
         if policy.reads:
@@ -116,8 +121,16 @@ def draft(
         new, go_on = policy.step(RecordedStep(trace, depth, index, live=drafting), state)
         state = where_active(new, state, drafting)
         # Not after an end of text, nor beyond the length limit.
-        _, following = step_at(trace, geometry, starts, depth + 1)
-        drafting = drafting & go_on & following & (geometry.room[starts] > depth)
+        _, following = recorded_at(trace, geometry, starts, depth + 1)
+        drafting = drafting & go_on & (geometry.room[starts] > depth)
+        if cut is not None and policy.needs_draft_model:
+            past |= drafting & cut[starts] & ~following
+        elif cut is not None:
+            following = following | cut[starts]
+        drafting = drafting & following
+    if cut is not None:
+        past_cut = cut_before(geometry, starts, past)
+        check_recorded([past_cut]) if wanted is None else wanted.append(past_cut)
     return policy.sent(num_drafted, state), num_calls, state
 
 
@@ -130,6 +143,15 @@ def replay(trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None 
     if isinstance(trace, Copies) or copies is not None or policy.uses_history or policy.reads_matches:
         return by_rounds(trace, policy, copies)
     return by_starts(trace, policy)
+
+
+def past_cuts(trace: Trace, policy: StoppingPolicy) -> Tensor:
+    """The positions [n] after which a bound policy would go on past a cut; without memory it is asked from every start."""
+    try:
+        replay(trace, policy)
+    except CutError as error:
+        return error.positions
+    return torch.zeros(0, dtype=torch.long)
 
 
 def by_rounds(trace: Trace | Copies, policy: StoppingPolicy, copies: Copies | None = None) -> Replayed:
@@ -159,7 +181,7 @@ def replay_rounds(
 
     in_turn  one row has all texts, one after another, and so its state is carried on; the last state is returned
     A position's acceptance draw counts only where the draft model drafts there; a copied token is accepted iff the text has it.
-    Raises InputError for a policy that decides on copied tokens without these.
+    Raises InputError for a policy that decides on copied tokens without these; at last CutError, if it goes on past cuts.
     """
     _check_alone(policy)
     if policy.reads_matches and copies is None and isinstance(trace, Trace):
@@ -171,14 +193,14 @@ def replay_rounds(
     first, end = trace.text_first[:-1], trace.text_first[1:]
     if in_turn:
         first, end = first[:1], end[-1:]
-    at, state = first.clone(), policy.init(len(first), torch.device("cpu"))
+    at, state, wanted = first.clone(), policy.init(len(first), torch.device("cpu")), list[Tensor]()
     while bool((alive := at < end).any()):
         starts = torch.where(alive, at, first).clamp(max=trace.num_positions - 1)
         before = state = where.in_context(policy, state, starts)
         if copies is not None:
             room = torch.where(alive, geometry.room[starts], 0).clamp(max=policy.limit)
             num_copied, agreeing, before = copies.round(starts, room, policy, state, room > 0)
-        num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, before, alive)
+        num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, before, alive, wanted)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
         if copies is not None:
             by_draft = num_calls > 0
@@ -192,6 +214,7 @@ def replay_rounds(
         columns = (text, starts, num_drafted, num_calls, accepted, produced)
         yield tuple(values[alive] for values in columns)
         at = torch.where(alive, at + produced, at)
+    check_recorded(wanted)
     return state
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer, recorded_name, scorers
 from toolkit.trace import Trace
-from toolkit.trace.steps import Geometry, RecordedStep, step_at
+from toolkit.trace.steps import Geometry, RecordedStep, recorded_at
 from toolkit.types import Step
 
 CHUNK = 16384  # steps scored at a time
@@ -57,7 +57,7 @@ def recorded_logits(trace: Trace, scorer: Scorer, device: torch.device | str = "
     geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
     columns = []
     for depth in range(1, trace.max_drafted + 2):
-        index, exists = step_at(trace, geometry, starts, depth)
+        index, exists = recorded_at(trace, geometry, starts, depth)
         parts = [
             kept_logits(scorer, RecordedStep(trace, depth, part, device=device)) for part in index[exists].split(CHUNK)
         ]

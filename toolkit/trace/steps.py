@@ -9,6 +9,7 @@ Shapes: P positions, S steps of the trace, M max_drafted; B rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.stopping.base import State, StoppingPolicy, in_context
-from toolkit.trace.trace import OLDER, Rows, Trace
+from toolkit.trace.trace import OLDER, CutError, Rows, Trace
 from toolkit.types import STEP_NAMES, UNDRAWN, History
 
 
@@ -31,7 +32,8 @@ class Geometry:
     edge   positions that a round follows before it gets to a roll-out: up to the first rejected one or the text's last; in
            recordings by start none but its first
     context tokens of prompt and text before it; None: the recording does not tell
-    steps  index and existence [M + 1, P] each, as `step_at` gives them for every start and depth; None: not worked out
+    cut    whether the roll-out that the round gets to was cut; None: none was
+    steps  index and existence [M + 1, P] each, as `recorded_at` gives them for every start and depth; None: not worked out
     """
 
     run: Tensor
@@ -39,6 +41,7 @@ class Geometry:
     room: Tensor
     edge: Tensor
     context: Tensor | None = None
+    cut: Tensor | None = None
     steps: tuple[Tensor, Tensor] | None = None
 
     def in_context(self, policy: StoppingPolicy, state: State, starts: Tensor) -> State:
@@ -46,9 +49,9 @@ class Geometry:
         return in_context(policy, state, None if self.context is None else self.context[starts])
 
     def with_steps(self, trace: Trace) -> Geometry:
-        """The same with `steps` worked out, which is faster where `step_at` is called often for few starts at a time."""
+        """The same with `steps` worked out, which is faster where `recorded_at` is called often for few starts at a time."""
         starts = torch.arange(trace.num_positions)
-        steps = [step_at(trace, self, starts, depth) for depth in range(1, trace.max_drafted + 2)]
+        steps = [recorded_at(trace, self, starts, depth) for depth in range(1, trace.max_drafted + 2)]
         index, exists = (torch.stack(values) for values in zip(*steps, strict=True))
         return replace(self, steps=(index, exists))
 
@@ -66,11 +69,35 @@ class Geometry:
             return cls(torch.minimum(trace.run.long(), left), left, room, torch.zeros_like(left), context)
         rejected = torch.where(trace.accepted, trace.num_positions, position)
         run = torch.minimum(rejected.flip(0).cummin(0).values.flip(0), end) - position
-        return cls(run, left, room, torch.minimum(run, left - 1), context)
+        edge = torch.minimum(run, left - 1)
+        return cls(run, left, room, edge, context, None if trace.roll_cut is None else trace.roll_cut[position + edge])
 
 
 def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """The step that a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
+    """The step that a round visits at `depth` (from 1): its index [B], and whether there is one [B].
+
+    Raises CutError where roll-outs were cut before.
+    """
+    index, exists = recorded_at(trace, geometry, starts, depth)
+    if geometry.cut is not None:
+        check_recorded([cut_before(geometry, starts, geometry.cut[starts] & ~exists)])
+    return index, exists
+
+
+def cut_before(geometry: Geometry, starts: Tensor, rows: Tensor) -> Tensor:
+    """The positions [n] that the roll-outs follow which rounds from `starts` [B] get to, of some rows [B] bool."""
+    return (starts + geometry.edge[starts])[rows]
+
+
+def check_recorded(positions: Sequence[Tensor]) -> None:
+    """Raises CutError if any roll-out after these positions [n] was to go on."""
+    wanted = torch.cat([torch.zeros(0, dtype=torch.long), *positions]).unique()
+    if len(wanted):
+        raise CutError(wanted)
+
+
+def recorded_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """As `step_at`; where roll-outs were cut before, there is no step."""
     if geometry.steps is not None and depth <= len(geometry.steps[0]):
         return geometry.steps[0][depth - 1, starts], geometry.steps[1][depth - 1, starts]
     ahead = depth - 1

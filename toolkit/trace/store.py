@@ -5,6 +5,7 @@
 
 Both have one format: a safetensors file per shard of sequences holds a whole trace (`Trace.save`) with its heads' logits and,
 if they are kept, the draft's states. A file of an older revision lacks nothing that is read here, or says to record it again.
+A recording for some policies is cut, and its files go on when more is asked of them, without the target.
 Whether a shard is done is decided in one place, `Shard.trace`.
 """
 
@@ -12,10 +13,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from toolkit.acceptance.folder import KINDS, recorded_name, scorers
@@ -26,7 +31,8 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text
 from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.sampling import Sampling
-from toolkit.trace.record import BATCH, Recorder
+from toolkit.stopping import StoppingPolicy
+from toolkit.trace.record import BATCH, Recorder, record_all_together
 from toolkit.trace.record_by_start import recorder_of
 from toolkit.trace.score import with_logits
 from toolkit.trace.trace import Trace, join
@@ -50,6 +56,9 @@ class Shard:
     sequences  prompt ids and produced ids of each; `rows` seed the draws
     kept       another shard of the same sequences whose states suffice to score the heads; None: there is none
     repairs    make a damaged file again, instead of an error
+    beside     shards of the same sequences at other draft temperatures: those without a file are recorded with this one
+    deeper     positions [n] whose roll-outs are recorded to their ends where the file holds them cut. A recorder without
+               policies records all of them
     """
 
     path: Path
@@ -59,6 +68,8 @@ class Shard:
     rows: Sequence[int]
     kept: tuple[Path, str] | None = None
     repairs: bool = False
+    beside: Sequence[Shard] = ()
+    deeper: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
     @property
     def num_tokens(self) -> int:
@@ -66,7 +77,7 @@ class Shard:
         return sum(len(produced) for _, produced in self.sequences)
 
     def trace(self, batch_size: int, on_batch: Callable[[int], object], on_record: Callable[[bool], object]) -> Trace:
-        """The trace, from the file as far as it goes: else its heads are scored on states, else it is recorded.
+        """The trace, from the file as far as it goes: else heads are scored on states, roll-outs go on, or it is recorded.
 
         on_batch hears how many tokens were recorded; on_record that a recording begins, and whether it is made again for
         heads that it lacks. Raises InputError for a file that is damaged or of another job, and as `Recorder.record`.
@@ -75,18 +86,43 @@ class Shard:
         missing = {
             name: head for name, head in recorder.heads.items() if stored is None or name not in stored.estimates
         }
-        if stored is not None and not missing:
-            return stored
-        states = stored if self.kept is None else read_file(*self.kept)
-        if states is not None and states.hidden is not None:
-            trace = recorder.checked(with_logits(states, missing, recorder.pair.device))
-        else:
-            on_record(stored is not None)
-            trace = recorder.record_all(self.sequences, self.rows, batch_size, on_batch)
-        if stored is not None:  # its states stay, if it has any
-            trace = replace(trace, estimates={**stored.estimates, **trace.estimates})
-        elif not recorder.hidden:
-            trace = replace(trace, hidden=None)
+        trace = stored
+        if trace is None or missing:
+            states = stored if self.kept is None else read_file(*self.kept)
+            if states is not None and states.hidden is not None:
+                trace = recorder.checked(with_logits(states, missing, recorder.pair.device))
+            else:
+                on_record(stored is not None)
+                again = stored is not None and stored.roll_cut is None
+                trace = self._recorded(replace(recorder, policies=None) if again else recorder, batch_size, on_batch)
+            if (
+                stored is not None and trace.roll_cut is stored.roll_cut
+            ):  # the same steps; states stay, if there are any
+                trace = replace(trace, estimates={**stored.estimates, **trace.estimates})
+            elif not recorder.hidden:
+                trace = replace(trace, hidden=None)
+        if len(rest := self._rest(trace)):
+            trace = recorder.deepened(trace, self.sequences, rest, batch_size)
+        return trace if trace is stored else self._kept(trace)
+
+    def _recorded(self, recorder: Recorder, batch_size: int, on_batch: Callable[[int], object]) -> Trace:
+        """The trace, made by the models; those of shards beside it that lack their files are written."""
+        beside = [shard for shard in self.beside if not shard.path.exists()]
+        recorders = [recorder, *(shard.recorder for shard in beside)]
+        trace, *others = record_all_together(recorders, self.sequences, self.rows, batch_size, on_batch)
+        for shard, other in zip(beside, others, strict=True):
+            shard._kept(other)
+        return trace
+
+    def _rest(self, trace: Trace) -> Tensor:
+        """The positions [n] whose roll-outs are wanted further than the trace holds them."""
+        if trace.roll_cut is None:
+            return self.deeper[:0]
+        cut = trace.roll_cut.nonzero().squeeze(1)
+        return cut if self.recorder.policies is None else cut[torch.isin(cut, self.deeper)]
+
+    def _kept(self, trace: Trace) -> Trace:
+        """The trace, written to the file."""
         trace = replace(trace, about={"job": self.job})
         trace.save(self.path)
         return trace
@@ -115,16 +151,19 @@ def complete(shards: Sequence[Shard], batch_size: int = BATCH) -> Iterator[Trace
                         "which would suffice"
                     )
                 ahead = [shard for shard in shards if not shard.path.exists()] or shards
+                temperatures = 1 + sum(not shard.path.exists() for shard in ahead[0].beside)
                 sizes = sum(len(shard.rows) for shard in ahead), sum(shard.num_tokens for shard in ahead)
-                bar.write(shards[0].recorder.work(*sizes, batch_size), file=sys.stderr)
+                bar.write(shards[0].recorder.work(*sizes, batch_size, temperatures), file=sys.stderr)
 
         for shard in shards:
-            before = bar.n
+            before, started = bar.n, perf_counter()
             trace = shard.trace(batch_size, bar.update, announce)
             recorded = bar.n - before
             if recorded and first:
                 size = trace.num_bytes * total / shard.num_tokens
-                bar.write(f"traces: {len(shards)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
+                minutes = (perf_counter() - started) / recorded * (total - bar.n) / 60
+                line = f"traces: {len(shards)} files, about {size / 2**20:.1f} MiB and {minutes:.0f} more minutes"
+                bar.write(line, file=sys.stderr)
                 first = False
             bar.initial += shard.num_tokens - recorded  # keeps tokens/s honest
             bar.update(shard.num_tokens - recorded)
@@ -151,11 +190,16 @@ class Store:
         draft_temperature: float | None = None,
         upper_bound: bool = False,
         states: bool = False,
+        policies: Mapping[float | None, Sequence[StoppingPolicy] | None] | None = None,
+        deeper: Tensor | None = None,
     ) -> Trace:
         """The trace of sequences (prompt ids, produced ids) with the logits of the heads in these folders.
 
         rows    seed the draws of each sequence; None: their numbers. The other arguments are those of `Recorder`.
         states  whether the draft's states come with it, for estimators that read them; such recordings lie apart
+        policies  by draft temperature the bound policies that will be replayed. All these recordings are made in the same
+                  passes of the models; roll-outs end where no policy goes on. None, or a temperature that is missing: whole
+        deeper    positions [n] of the trace after which a policy goes on (`CutError`): these roll-outs to their ends
         Raises InputError as `Recorder.record`.
         """
         if not sequences:
@@ -169,20 +213,26 @@ class Store:
         ]
         apart: list[Any] = ["states"] if states else []
         apart += [list(pair.unshared)] if pair.unshared else []  # the draft never proposes them
-        key = content_hash([read, numbered, max_drafted, draft_temperature, upper_bound, SHARD, *apart], length=16)
-        options = max_drafted, scored_by, self.hidden or states, upper_bound, draft_temperature
-        recorder = recorder_of(pair, sampling, *options)
-        shards = [
-            Shard(
-                self.folder / f"traces-{key}-{number:05d}.safetensors",
-                key,
-                recorder,
-                sequences[at],
-                rows[at],
-                repairs=True,
-            )
-            for number, at in enumerate(slice(first, first + SHARD) for first in range(0, len(sequences), SHARD))
-        ]
+        parts = [slice(first, first + SHARD) for first in range(0, len(sequences), SHARD)]
+        policies = policies or {}
+
+        def shards_at(temperature: float | None) -> list[Shard]:
+            key = content_hash([read, numbered, max_drafted, temperature, upper_bound, SHARD, *apart], length=16)
+            options = max_drafted, scored_by, self.hidden or states, upper_bound, temperature
+            recorder = recorder_of(pair, sampling, *options, policies=policies.get(temperature))
+            names = [f"traces-{key}-{number:05d}.safetensors" for number in range(len(parts))]
+            return [
+                Shard(self.folder / name, key, recorder, sequences[at], rows[at], repairs=True)
+                for name, at in zip(names, parts, strict=True)
+            ]
+
+        others = [shards_at(temperature) for temperature in policies if temperature != draft_temperature]
+        own = shards_at(draft_temperature)
+        shards = [replace(shard, beside=beside) for shard, *beside in zip(own, *others, strict=True)]
+        if deeper is not None:
+            ends = list(accumulate((shard.num_tokens for shard in shards), initial=0))
+            of_shards = [deeper[(deeper >= first) & (deeper < last)] - first for first, last in pairwise(ends)]
+            shards = [replace(shard, deeper=wanted) for shard, wanted in zip(shards, of_shards, strict=True)]
         self._announce(shards[0])
         return join(
             [

@@ -5,6 +5,7 @@ accepted draft with probability min(1, q(X_i)/p(X_i)). Else the draft's token th
 is the correction. This is the joint distribution of (drafted token, accepted, emitted token) given the emitted token. The
 acceptance draws are made once, when the trace is recorded. After every rejected position the draft goes on drafting. A
 policy sees this roll-out, because it does not know of the rejection yet, nor of the stop string that has ended the text.
+A recording for some policies is **cut**: a roll-out ends where none of them goes on. What goes on there raises `CutError`.
 
 A **step** is one drafted token with what the draft's forward pass gave. Steps 0..P-1 are the positions of all texts, one text
 after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's
@@ -37,11 +38,23 @@ from toolkit.types import SMALLEST
 
 PER_TEXT = ("room", "rows", "prompt_lengths")
 PER_POSITION = (
-    "accepted", "roll_first", "roll_length", "run", "target_entropy", "text_accept_prob", "text_prob", "text_tokens",
+    "accepted", "roll_cut", "roll_first", "roll_length", "run", "target_entropy", "text_accept_prob", "text_prob",
+    "text_tokens",
 )  # fmt: skip
 STORED = {"text_accept_prob": "chance"}  # names in files, where they differ: recordings of earlier revisions load
 
 OLDER = "this recording does not hold the texts' own tokens, which heads with earlier positions read: record it again"
+
+
+class CutError(InputError):
+    """Something goes on where a recording's roll-outs were cut, after `positions` [n] of the trace."""
+
+    def __init__(self, positions: Tensor):
+        super().__init__(
+            f"{len(positions)} roll-outs of this recording were cut where something goes on: expected a whole recording "
+            "(`Store.trace` without policies), or one for this policy"
+        )
+        self.positions = positions
 
 
 class Rows:
@@ -100,6 +113,7 @@ class Trace:
     text_tokens [P]     the text's own token: the drafted one where it was accepted; None in recordings of older versions
     text_prob [P]       its probability in the draft's unwarped distribution; likewise
     target_prob [S]     p(token), warped, where accept_prob is recorded, else not a number; None in older recordings
+    roll_cut [P]        whether the roll-out after the position was cut; None: no roll-out was
     run [P]             accepted tokens of the round that starts there, at most max_drafted; None: not recorded by start
     max_drafted         most steps of a round the roll-outs suffice for
     blocks              True: a round's steps came from one draft forward pass (block drafts)
@@ -128,6 +142,7 @@ class Trace:
     text_tokens: Tensor | None = None
     text_prob: Tensor | None = None
     target_prob: Tensor | None = None
+    roll_cut: Tensor | None = None
     run: Tensor | None = None
     blocks: bool = False
     prompt_lengths: Tensor | None = None
@@ -308,6 +323,12 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         if any(getattr(trace, name) is None for trace in traces):
             without: Any = {name: None}
             traces = [replace(trace, **without) for trace in traces]
+    if any(trace.roll_cut is not None for trace in traces):
+        nothing = [torch.zeros_like(trace.accepted) for trace in traces]
+        traces = [
+            trace if trace.roll_cut is not None else replace(trace, roll_cut=whole)
+            for trace, whole in zip(traces, nothing, strict=True)
+        ]
     first = traces[0]
     optional = ("hidden", "text_tokens", "run")
     held = [

@@ -84,7 +84,7 @@ def test_an_advised_batch_rule_decodes_with_the_costs_it_was_simulated_with(tmp_
 
 
 def test_a_target_alone_is_advised_on_copies_and_told_how_to_make_a_draft(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(Recorder, "record", lambda *_: pytest.fail("texts are enough"))
+    monkeypatch.setattr(Recorder, "recorded", lambda *_: pytest.fail("texts are enough"))
     costs = LoadCost.ratio(0.3, 0.001).save(tmp_path / "costs.json")
     words = [f"prompts.path={prompts_file(tmp_path)}", "pair.target=toy/target", "pair.draft=null", "resamples=50"]
     shared = [*words, "sampling.temperature=0", f"costs={costs}", "sampling.max_new_tokens=24"]

@@ -1,13 +1,15 @@
 """The simulator against the live loop (greedy: equal texts, so equal counts), and by hand."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load, serve
-from analysis.tables.grid import Setting
-from analysis.tables.sweep_context import SweepContext
+from analysis.tables.grid import Setting, expand
+from analysis.tables.sweep_context import Recording, SweepContext
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.acceptance.folder import head_hash
@@ -230,6 +232,37 @@ def test_chains_verified_token_by_token_are_simulated(recorded_pair):
     plain, fixed = (recorded_pair.serve(setting, Load(2)) for setting in recorded_pair.settings[:2])
     assert plain.tokens.tolist() == fixed.tokens.tolist() and plain.forwards[0] == 0 < fixed.forwards[0]
     assert plain.forwards[1] > fixed.forwards[1]
+
+
+def grid_of(*methods):
+    grid = config.plain(config.compose("advise", ["pair.draft=toy/draft"]).grid)
+    return expand({name: values for name, values in grid.items() if not methods or name in methods}, with_plain=True)
+
+
+@pytest.mark.parametrize(
+    "methods", [("batch_rate", "batch_rate_confidence"), pytest.param((), marks=pytest.mark.slow)], ids=["batch", "all"]
+)
+def test_settings_serve_by_cut_recordings_as_by_whole_ones(context, methods, tmp_path, monkeypatch):
+    """Rules of a batch, whose wishes no text alone tells, too; fixed lengths miss the ends of text that are drafted there."""
+    costs = LoadCost.ratio(0.05)
+    results, steps = [], []
+    for whole in (False, True):
+        made = partial(Recording, whole=whole)
+        monkeypatch.setattr("analysis.loads.recorded.Recording", lambda *words, whole, made=made: made(*words))
+        pair = RecordedPair(context, grid_of(*methods), tmp_path / str(whole), 20)
+        pair.costs = costs, costs.save(tmp_path / "costs.json")
+        results.append({(s.name, n): pair.serve(s, Load(n)) for s in pair.settings for n in (1, 4)})
+        steps.append(pair.recording.trace_for(pair.settings[-1]).num_steps)
+    assert steps[0] < steps[1]
+    for key, cut in results[0].items():
+        whole = results[1][key]
+        assert cut.rounds.tolist() == whole.rounds.tolist()
+        if not key[0].startswith("speculative"):
+            assert cut.num_drafted.tolist() == whole.num_drafted.tolist() and cut.figures() == whole.figures(), key
+        else:
+            shares = cut.figures()["tokens_per_second"] / whole.figures()["tokens_per_second"]
+            print(key, shares)
+            assert 0.97 < shares <= 1, key
 
 
 def test_a_batch_rule_reads_the_table_unless_its_setting_names_one(recorded_pair):

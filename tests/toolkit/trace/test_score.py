@@ -56,7 +56,7 @@ def test_a_recording_with_another_head_reads_the_states_of_the_first(texts_file,
     assert "only the heads are scored" not in capsys.readouterr().out
     traces.run(config(tmp_path / "b" / "states", texts_file, *options, "heads={}", "hidden=true"))
     assert "with hidden=true, further heads need no recording" in capsys.readouterr().out
-    monkeypatch.setattr(Recorder, "record", lambda *_: pytest.fail("recorded again"))
+    monkeypatch.setattr(Recorder, "recorded", lambda *_: pytest.fail("recorded again"))
     for name, hidden in (("kept", True), ("dropped", False)):
         words = (*options, f"heads={{mine: {head}}}", f"hidden={hidden}")
         trace = read_traces(traces.run(config(tmp_path / "b" / name, texts_file, *words)))
@@ -99,8 +99,8 @@ def rows_of(folder):
 def test_a_sweep_with_a_further_head_records_nothing(hidden, folders, tmp_path, monkeypatch, capsys):
     options = {"source": "traces", "hidden": hidden}
     sweep.run(sweep_config(tmp_path / "later", grid=with_heads(folders[:1]), **options))
-    recorded, record = [], Recorder.record
-    monkeypatch.setattr(Recorder, "record", lambda self, *a: (recorded.append(a), record(self, *a))[1])
+    recorded, record = [], Recorder.recorded
+    monkeypatch.setattr(Recorder, "recorded", lambda self, *a: (recorded.append(a), record(self, *a))[1])
     capsys.readouterr()
     folder = sweep.run(sweep_config(tmp_path / "later", grid=with_heads(folders), **options))
     assert bool(recorded) == (not hidden)

@@ -49,9 +49,11 @@ def heads(pair, tmp_path_factory):
 @pytest.fixture
 def recorded(monkeypatch):
     """The rows of every batch that is recorded."""
-    rows, record = [], Recorder.record
+    rows, record = [], Recorder.recorded
     monkeypatch.setattr(
-        Recorder, "record", lambda self, sequences, at: (rows.append(list(at)), record(self, sequences, at))[1]
+        Recorder,
+        "recorded",
+        lambda self, sequences, at, others: (rows.append(list(at)), record(self, sequences, at, others))[1],
     )
     return rows
 
@@ -94,6 +96,25 @@ def test_the_same_weights_in_another_format_or_configuration_are_recorded_apart(
     for number, pair in enumerate(pairs):
         shared = Store(tmp_path / "shared").trace(pair, sampling, sequences, MOST)
         same(shared, Store(tmp_path / str(number)).trace(pair, sampling, sequences, MOST))
+
+
+def test_recordings_at_several_temperatures_are_made_in_one_pass_and_equal_those_made_alone(tmp_path):
+    pair, sampling = testing.llama_pair(), Sampling(max_new_tokens=12)
+    prompts = [[7, 8, 9], [5], [11, 4]]
+    sequences = [(g.prompt_ids, g.token_ids) for g in decode(pair, prompts, config.method("autoregressive"), sampling)]
+    passes, temperatures = [], (None, 0.0, 0.5)
+    pair.target.register_forward_hook(lambda *_: passes.append(1))
+    for temperature in temperatures:
+        Store(tmp_path / "alone").trace(pair, sampling, sequences, MOST, draft_temperature=temperature)
+    alone = len(passes)
+    for temperature in temperatures:
+        store = Store(tmp_path / "together")
+        store.trace(pair, sampling, sequences, MOST, draft_temperature=temperature, temperatures=temperatures)
+    assert len(passes) - alone == 1 == alone // 3
+    files = sorted(path.name for path in (tmp_path / "alone").iterdir())
+    assert len(files) == 3 and files == sorted(path.name for path in (tmp_path / "together").iterdir())
+    for name in files:
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "together" / name).read_bytes()
 
 
 def test_tokens_that_are_never_drafted_are_recorded_apart(pair, sequences, tmp_path):
