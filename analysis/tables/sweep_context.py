@@ -104,6 +104,11 @@ class SweepContext:
         together = [self.batch_size] if method.couples_rows else []
         return content_hash([shared, contents_of(config).identity, weights, *together], length=16)
 
+    def draft_temperature(self, setting: Setting) -> float | None:
+        """The draft's own temperature in a prepared setting; None: the sampling's. Equal ones share a recording."""
+        own = self.methods[setting.name].draft_temperature
+        return None if own == self.sampling.temperature else own
+
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
         return self.prompts, self.sampling, self.batch_size
@@ -235,7 +240,7 @@ class Recording:
             method = self.context.methods[setting.name]
             if isinstance(method.proposer, CopyProposer):
                 return None
-            temperature = method.draft_temperature
+            temperature = self.context.draft_temperature(setting)
         if temperature not in self.traces:
             self.traces[temperature] = Store(self.folder, self.hidden).trace(
                 self.context.pair, self.context.sampling, self.sequences, self.max_drafted, self.heads,
