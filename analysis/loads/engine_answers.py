@@ -40,14 +40,15 @@ LOOKUP = {"source": "lookup", "ngram": [2, 8]}  # of a probe: copies come often,
 
 def probe_xllamacpp(cfg: keys.Timing) -> Path:
     """Ask llama.cpp at every K, and price its answers; returns the output folder."""
-    target, draft = (str(plain(cfg.pair).get(name) or "") for name in ("target", "draft"))
+    target, draft = (plain(cfg.pair).get(name) for name in ("target", "draft"))
     for name, file in (("target", target), ("draft", draft)):
-        if not (is_gguf(file) and Path(file).is_file()):
-            raise InputError(f"engine=xllamacpp: expected pair.{name}=FILE.gguf, got {file or 'none'}")
+        if (name == "target" or draft) and not (is_gguf(str(file)) and Path(file).is_file()):
+            raise InputError(f"engine=xllamacpp: expected pair.{name}=FILE.gguf, got {file}")
     prompts, sampling = _prompts(cfg), plain(cfg.sampling)
     stage = open_stage("timing", cfg, inputs=prompt_files(cfg), ignore=(*UNREAD, "source"))
     servers: dict[str, dict[str, Any]] = {"alone": {"source": "none"}}
-    servers |= {f"K={k}": {"source": "draft", "draft": draft, "num_drafted": k, "p_min": 0.0} for k in cfg.num_drafted}
+    for k in cfg.num_drafted if draft else ():
+        servers[f"K={k}"] = {"source": "draft", "draft": draft, "num_drafted": k, "p_min": 0.0}
     servers["lookup"] = LOOKUP
     files = {name: stage.folder / "answers" / f"{name}.jsonl" for name in servers}
     if not stage.finished:
@@ -87,8 +88,7 @@ def ask_xllamacpp(
     settings  of `ask_xllamacpp.py`;  answered  called with every answer, those that are kept, too
     Returns all answers. Raises InputError if the process fails.
     """
-    lines = lines_of(path.read_text("utf-8")) if path.exists() else []
-    answers: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
+    answers = read_kept(path)
     for answer in answers:
         answered(answer)
     if len(answers) >= len(prompts):
@@ -104,8 +104,7 @@ def ask_xllamacpp(
             try:
                 for line in process.stdout:
                     if line.startswith(b"{"):
-                        answers.append({**json.loads(line), **facts})
-                        write_text(path, "".join(json.dumps(answer) + "\n" for answer in answers))
+                        keep(path, answers, {**json.loads(line), **facts})
                         answered(answers[-1])
             except BaseException:
                 process.terminate()
@@ -116,6 +115,17 @@ def ask_xllamacpp(
             missing = "; engine_python=PATH names an interpreter with it" if "No module named" in "".join(last) else ""
             raise InputError(f"xllamacpp ended with {process.returncode}: {(last or ['nothing was said'])[0]}{missing}")
     return answers
+
+
+def read_kept(path: Path) -> list[dict[str, Any]]:
+    """The answers that a file holds; none if there is no file."""
+    return [json.loads(line) for line in lines_of(path.read_text("utf-8")) if line] if path.exists() else []
+
+
+def keep(path: Path, answers: list[dict[str, Any]], answer: dict[str, Any]) -> None:
+    """Add an answer to a file's."""
+    answers.append(answer)
+    write_text(path, "".join(json.dumps(each) + "\n" for each in answers))
 
 
 def file_type(model: str) -> str:
@@ -139,17 +149,14 @@ def ask_server(cfg: keys.Timing) -> Path:
     path = stage.folder / "answers.jsonl"
     if not stage.finished:
         server = EngineServer(str(cfg.engine))
-        facts: dict[str, Any] = {
-            "source": cfg.source,
-            **({"num_drafted": cfg.num_drafted[0]} if cfg.source == "draft" else {}),
-        }
+        facts: dict[str, Any] = {"source": cfg.source}
+        facts |= {"num_drafted": cfg.num_drafted[0]} if cfg.source == "draft" else {}
         facts |= {"processor": processor()} if server.is_local else {}
         body = {"max_tokens": sampling["max_new_tokens"], "temperature": sampling["temperature"]}
-        answers: list[str] = []
+        answers = read_kept(path)
         server.ask(prompts[0], max_tokens=4)  # warms it up
-        for prompt in tqdm(prompts, desc="answers", unit="answer"):
-            answers.append(json.dumps({**server.ask(prompt, **body), **facts}))
-            write_text(path, "\n".join(answers) + "\n")
+        for prompt in tqdm(prompts[len(answers) :], desc="answers", unit="answer"):
+            keep(path, answers, {**server.ask(prompt, **body), **facts})
         stage.finish(num_answers=len(answers))
     print(f"answers: {path}; with those of other starts (alone, other K): python -m analysis.timing engine=[FILE,...]")
     return stage.folder
@@ -164,24 +171,29 @@ class EngineServer(Endpoint):
         base = base_url.rstrip("/")
         super().__init__(base if base.count("/") > 2 else f"{base}/v1", EndpointKeys(concurrency=1, attempts=2))
         self.base = self.address.removesuffix(self.path)
-        self.model = self._said(f"{self.base}/models")["data"][0]["id"]
+        models = self._reply(f"{self.base}/models").get("data")
+        if not (isinstance(models, list) and models and isinstance(models[0], dict)):
+            raise InputError(f"{self.base}/models: expected the server's model, got {models!r}")
+        self.model = models[0].get("id")
         self.is_local = LOCAL.fullmatch(urlsplit(base_url).hostname or "") is not None
 
     def ask(self, prompt: Any, **body: Any) -> dict[str, Any]:
         """An answer, with the seconds of the try that brought it. Raises InputError if none comes."""
         path, field = ("/completions", "prompt") if isinstance(prompt, str) else ("/chat/completions", "messages")
-        return self._said(f"{self.base}{path}", {"model": self.model, field: prompt, **body})
+        return self._reply(f"{self.base}{path}", {"model": self.model, field: prompt, **body})
 
-    def _said(self, url: str, body: Any = None) -> dict[str, Any]:
+    def _reply(self, url: str, body: Any = None) -> dict[str, Any]:
         def reply(server: EngineServer, url: str) -> dict[str, Any]:
-            begun = perf_counter()
-            return {**server.send(url, body), "seconds": perf_counter() - begun}
+            begun, content = perf_counter(), server.send(url, body)
+            if not isinstance(content, dict):
+                raise server.nonsense(json.dumps(content))
+            return {**content, "seconds": perf_counter() - begun}
 
         try:
-            said: dict[str, Any] = self.answer(reply, url)
+            answer: dict[str, Any] = self.answer(reply, url)
         except NoAnswer as error:
             raise InputError(f"{url}: {reason_of(error)}") from None
-        return said
+        return answer
 
 
 def _prompts(cfg: keys.Timing) -> list[Any]:

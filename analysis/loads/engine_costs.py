@@ -47,20 +47,10 @@ ROUND, DRAFTING, TOKEN, COLUMN, PROMPT, DRAFT_PROMPT = range(len(PRICES))
 SOURCES = ("none", "draft", "lookup")
 CONFIDENCE = 0.95
 WIDE = 0.5  # of a price: with a wider interval nothing is advised
-SINGULAR = 1e8  # condition of the normal equations
+SINGULAR = 1e10  # condition of normal equations that tell nothing
 DEEPEST = 17  # tokens of a round, of the table's last point that is not a prompt's
-UNREAD = (
-    "track",
-    "draft",
-    "head",
-    "warm_up",
-    "batch_sizes",
-    "rounds",
-    "traces",
-    "cost_ratios",
-    "min_drafted",
-    "engine_python",
-)
+UNREAD = ("track", "draft", "head", "warm_up", "batch_sizes", "rounds", "traces", "cost_ratios", "min_drafted",
+          "engine_python")  # fmt: skip
 OF_ASKING = ("pair", "prompts", "sampling", "num_drafted", "source", "requests")
 
 
@@ -99,34 +89,34 @@ class EngineAnswer:
 def price_engine(cfg: keys.Timing) -> Path:
     """Regress an engine's answers; returns the output folder."""
     files = [cfg.engine] if isinstance(cfg.engine, str) else plain(cfg.engine)
-    return price_files(
-        [Path(str(file)) for file in files], open_stage("timing", cfg, inputs=files, ignore=(*UNREAD, *OF_ASKING))
-    )
+    return price_files(files, open_stage("timing", cfg, inputs=files, ignore=(*UNREAD, *OF_ASKING)))
 
 
-def price_files(files: Sequence[Path], stage: Stage) -> Path:
+def price_files(files: Sequence[Path | str], stage: Stage) -> Path:
     """Write the prices of these answers into a stage's folder, and finish it."""
     if not stage.finished:
-        answers = [read_answers(file) for file in files]
+        answers = [read_answers(Path(file)) for file in files]
         every = [answer for part in answers for answer in part]
-        prices, fit = regress(every)
-        residuals = pd.DataFrame([_residual(file, part, prices) for file, part in zip(files, answers, strict=True)])
-        costs = table_of(prices, every, {"r2": fit, "answers": len(every)})
-        save_table(prices, stage.folder, "engine")
+        prices, r2 = regress(every)
+        table = pd.DataFrame(prices, columns=["seconds", "low", "high"])
+        table.insert(0, "price", PRICES)
+        by_file = zip(files, answers, strict=True)
+        residuals = pd.DataFrame([{"file": Path(file).name, **_residual(part, prices)} for file, part in by_file])
+        save_table(table.dropna(), stage.folder, "engine")
         save_table(residuals, stage.folder, "files")
+        worst = float(residuals.residual.abs().max())
+        costs = cost_table(prices, every, {"r2": r2, "largest_residual": worst, "answers": len(every)})
         costs.save(stage.folder / "costs.json")
         stage.finish(num_answers=len(every))
     costs = LoadCost.load(stage.folder / "costs.json")
-    worst = read_table(stage.folder, "files").residual.abs().max()
-    title = (
-        f"{costs.whose}: {costs.about['answers']} answers, R^2 {costs.about['r2']:.4f}, {worst:.1%} off at most by file"
-    )
+    about, engine = costs.about, costs.engine
+    fit = f"R^2 {about['r2']:.4f}, {about['largest_residual']:.1%} off at most by file"
+    title = f"{costs.whose}: {about['answers']} answers, {fit}"
     show(read_table(stage.folder, "engine"), title, stage.folder / "engine.csv")
-    assert costs.engine is not None
-    if not costs.engine.column:
+    if engine is not None and not engine.column:
         print("column: unknown, without answers of the engine's own lookup; copied tokens are not advised on")
-    if costs.engine.noise:
-        print(costs.engine.noise)
+    if engine is not None and engine.noise:
+        print(engine.noise)
     print(f"cost table: {stage.folder / 'costs.json'}")
     return stage.folder
 
@@ -207,54 +197,44 @@ def _number(values: Mapping[str, Any], name: str, default: float | None = None) 
     return float(value)
 
 
-def regress(answers: Sequence[EngineAnswer]) -> tuple[pd.DataFrame, float]:
-    """The prices with their intervals, one line each, and R^2 about the mean.
+def regress(answers: Sequence[EngineAnswer]) -> tuple[Array, float]:
+    """The prices and the ends of their intervals [6, 3], not a number where answers do not tell them, and R^2 about the mean.
 
     Raises InputError for answers of several models, without or with nothing but drafts, and for prices that are not above 0.
     """
-    for facts in zip(*(answer.about for answer in answers), strict=True):
-        if len(set(facts)) > 1:
-            raise InputError(
-                f"expected answers of one engine, model and processor, got {' and '.join(sorted(set(facts)))}"
-            )
-    if all(answer.drafted for answer in answers) or not any(answer.drafted for answer in answers):
-        what = "no drafts" if answers and not answers[0].drafted else "drafts alone"
+    for facts in map(set, zip(*(answer.about for answer in answers), strict=True)):
+        if len(facts) > 1:
+            raise InputError(f"expected answers of one engine, model and processor, got {' and '.join(sorted(facts))}")
+    if len({answer.drafted > 0 for answer in answers}) < 2:
+        what = "no answers" if not answers else "drafts alone" if answers[0].drafted else "no drafts"
         raise InputError(
-            f"expected answers with drafts and without (K = 0), got {what}: nothing tells their prices apart"
+            f"expected answers with drafts and without (K = 0), got {what}: their prices are not told apart"
         )
     columns, seconds = (np.array(part) for part in zip(*(e for a in answers for e in a.equations), strict=True))
-    lengths = {
-        round(answer.drafted / answer.drafting) for answer in answers if answer.source == "draft" and answer.drafting
-    }
-    apart = [number for number in range(len(PRICES)) if columns[:, number].any()]
-    used = [number for number in apart if number != DRAFTING or len(lengths) > 1]
-    estimates = _estimated(answers, used)
-    while free := [n for n, price in zip(used, estimates[0], strict=True) if n not in (ROUND, TOKEN) and price < 0]:
+    lengths = {round(each.drafted / each.drafting) for each in answers if each.source == "draft" and each.drafting}
+    present = [number for number in range(len(PRICES)) if columns[:, number].any()]
+    used = [number for number in present if number != DRAFTING or len(lengths) > 1]
+    prices = np.full((len(PRICES), 3), np.nan)
+    prices[used] = _estimated(answers, used)
+    while free := [number for number in used if number not in (ROUND, TOKEN) and prices[number, 0] < 0]:
         used.remove(free[0])  # as good as free, and noise makes it less
-        estimates = _estimated(answers, used)
-    names = [PRICES[number] for number in used]
-    table = pd.DataFrame(dict(zip(("price", "seconds", "low", "high"), (names, *estimates), strict=True)))
-    if COLUMN in apart and COLUMN not in used:
-        table.loc[len(table)] = [PRICES[COLUMN], 0.0, 0.0, 0.0]
-    if wrong := [f"{line.seconds:.3g} s for a {line.price}" for line in table.itertuples() if line.seconds < 0]:
+        prices[free[0]] = 0.0 if free[0] == COLUMN else np.nan
+        prices[used] = _estimated(answers, used)
+    if wrong := [f"{prices[number, 0]:.3g} s for a {PRICES[number]}" for number in used if prices[number, 0] <= 0]:
         raise InputError(f"expected prices above 0, got {wrong[0]}")
-    residual = seconds - columns[:, used] @ estimates[0]
-    return table, float(1 - (residual**2).sum() / ((seconds - seconds.mean()) ** 2).sum())
+    residual = seconds - columns[:, used] @ prices[used, 0]
+    return prices, float(1 - (residual**2).sum() / ((seconds - seconds.mean()) ** 2).sum())
 
 
-def _estimated(answers: Sequence[EngineAnswer], used: Sequence[int]) -> tuple[Array, Array, Array]:
-    """The prices of some columns [k], and the ends of their intervals. Raises InputError where answers do not tell them."""
+def _estimated(answers: Sequence[EngineAnswer], used: list[int]) -> Array:
+    """Some prices and the ends of their intervals [k, 3]. Raises InputError where answers do not tell them."""
     systems = []  # normal equations of each answer [n, k, k + 1]
     for answer in answers:
-        rows = np.array([[*columns[list(used)], seconds] for columns, seconds in answer.equations])
+        rows = np.array([[*columns[used], seconds] for columns, seconds in answer.equations])
         systems.append(rows[:, :-1].T @ rows)
-    each = np.array(systems)
-    total, count = each.sum(0), len(each)
-    without_one = total - each
-    scale = np.sqrt(np.diagonal(without_one[..., :-1], axis1=1, axis2=2))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = without_one[..., :-1] / scale[:, :, None] / scale[:, None, :]
-    if count <= len(used) or not np.isfinite(scaled).all() or np.linalg.cond(scaled).max() > SINGULAR:
+    total, count = np.sum(systems, axis=0), len(systems)
+    without_one = total - np.array(systems)
+    if count <= len(used) or np.linalg.cond(without_one[..., :-1]).max() > SINGULAR:
         names = ", ".join(PRICES[number] for number in used)
         raise InputError(
             f"{count} answers do not tell the prices of {names}: expected two or more of every K, and of 0"
@@ -262,61 +242,46 @@ def _estimated(answers: Sequence[EngineAnswer], used: Sequence[int]) -> tuple[Ar
     prices = np.linalg.solve(total[:, :-1], total[:, -1])
     others = np.linalg.solve(without_one[..., :-1], without_one[..., -1:])[..., 0]
     error = np.sqrt((count - 1) / count * ((others - others.mean(0)) ** 2).sum(0))
-    times = stdtrit(count - len(used), (1 + CONFIDENCE) / 2)
-    return prices, prices - times * error, prices + times * error
+    reach = stdtrit(count - len(used), (1 + CONFIDENCE) / 2) * error
+    return np.stack([prices, prices - reach, prices + reach], 1)
 
 
-def _residual(file: Path, answers: Sequence[EngineAnswer], prices: pd.DataFrame) -> dict[str, Any]:
+def _residual(answers: Sequence[EngineAnswer], prices: Array) -> dict[str, float]:
     """A file's counts, its seconds, and by what share the prices miss them."""
-    by_name = dict(zip(prices.price, prices.seconds, strict=True))
-    values = np.array([by_name.get(name, 0.0) for name in PRICES])
-    explained = sum(columns @ values for answer in answers for columns, _ in answer.equations)
-    seconds = sum(spent for answer in answers for _, spent in answer.equations)
-    counts = {part: sum(getattr(answer, part) for answer in answers) for part in ("rounds", "drafted")}
-    return {
-        "file": file.name,
-        "answers": len(answers),
-        **counts,
-        "seconds": seconds,
-        "residual": explained / seconds - 1,
-    }
+    counts = {name: sum(getattr(answer, name) for answer in answers) for name in ("rounds", "drafted")}
+    equations = [equation for answer in answers for equation in answer.equations]
+    explained = sum(float(columns @ np.nan_to_num(prices[:, 0])) for columns, _ in equations)
+    seconds = sum(spent for _, spent in equations)
+    return {"answers": len(answers), **counts, "seconds": seconds, "residual": explained / seconds - 1}
 
 
-def table_of(prices: pd.DataFrame, answers: Sequence[EngineAnswer], about: Mapping[str, Any]) -> LoadCost:
+def cost_table(prices: Array, answers: Sequence[EngineAnswer], about: Mapping[str, Any]) -> LoadCost:
     """The cost table of batch size 1. Raises InputError for a column that takes longer than a drafted token.
 
     Points of rounds: one token, two, DEEPEST. Points of prompts follow, from the width on that takes longer as a prompt.
     """
-    by_name = {line.price: line for line in prices.itertuples()}
-    seconds = {name: float(line.seconds) for name, line in by_name.items()}
-    first, drafting, column = (seconds.get(PRICES[number], 0.0) for number in (ROUND, DRAFTING, COLUMN))
-    forward = (
-        seconds.get(PRICES[TOKEN], first + column) - column
-    )  # without a draft model those of the target stand for it
+    first, drafting, token, column = np.nan_to_num(prices[:PROMPT, 0]).tolist()
+    forward = token - column if token else first  # without a draft model the target's stands for it
     if forward <= 0:
-        raise InputError(f"expected a drafted token to take longer than a column, got {forward:.3g} s less: noise")
+        raise InputError(f"expected a drafted token to take longer than a column, got {-forward:.3g} s less: noise")
     rounds = {width: first + (width > 1) * drafting + (width - 1) * column for width in (1, 2, DEEPEST)}
-    target, draft = _with_prompts(rounds, seconds.get(PRICES[PROMPT])), {1: forward}
-    if PRICES[DRAFT_PROMPT] in seconds:
-        draft = _with_prompts(draft, seconds[PRICES[DRAFT_PROMPT]])
-    named = [line for name, line in by_name.items() if name in (PRICES[ROUND], PRICES[TOKEN])]
-    wide = [line for line in named if line.high - line.low > WIDE * line.seconds]
-    said = ", ".join(f"a {line.price} takes {line.seconds:.3g} s [{line.low:.3g}, {line.high:.3g}]" for line in wide)
-    noise = f"too noisy to advise on: {said}; ask more, or on a quieter machine" if wide else None
+    points = _with_prompts({1: forward}, prices[DRAFT_PROMPT, 0]), _with_prompts(rounds, prices[PROMPT, 0])
+    grids = [grid_of({(1.0, float(width), 0.0): value for width, value in own.items()}, "costs") for own in points]
+    wide = [
+        f"a {PRICES[number]} takes {value:.3g} s [{low:.3g}, {high:.3g}]"
+        for number in (ROUND, TOKEN) for value, low, high in [prices[number]] if high - low > WIDE * value
+    ]  # fmt: skip
+    noise = f"too noisy to advise on: {', '.join(wide)}; ask more, or on a quieter machine" if wide else None
+    facts = EngineFacts(drafting, not np.isnan(prices[COLUMN, 0]), 1 + max(answer.most for answer in answers), noise)
     engine, model, processor = answers[0].about
-    grids = [
-        grid_of({(1.0, float(width), 0.0): value for width, value in points.items()}, "costs")
-        for points in (draft, target)
-    ]
-    widest = 1 + max(answer.most for answer in answers)
-    facts = EngineFacts(drafting, PRICES[COLUMN] in seconds, widest, noise)
-    whole = {**about, "processor": processor, "prices": prices.to_dict("records")}
-    return LoadCost(grids[0], grids[1], ", ".join(filter(None, [engine, model])), whole, facts)
+    by_name = dict(zip(PRICES, np.nan_to_num(prices).tolist(), strict=True))
+    source, description = f"{engine}, {model}".strip(", "), {**about, "processor": processor, "prices": by_name}
+    return LoadCost(grids[0], grids[1], source, description, facts)
 
 
-def _with_prompts(points: dict[int, float], price: float | None) -> dict[int, float]:
+def _with_prompts(points: dict[int, float], price: float) -> dict[int, float]:
     """Points of rounds, and those of a prompt: `price` a token, from the first width on that takes longer so."""
-    if price is None:
+    if np.isnan(price):
         return points
     width = max(64, math.ceil(max(points.values()) / price))
     return {**points, **{long: long * price for long in (width, 8 * width)}}

@@ -39,7 +39,7 @@ from toolkit.files.digests import digest
 
 TURNS, TOKENS, LONGEST = 3, 96, 8
 CHAT = ("writing", "roleplay", "reasoning", "stem", "humanities", "extraction")
-SERVED = {"code": 3, "mathematics": 3, "chat": 2}  # of the test questions: the first ones
+CHOSEN = {"code": 3, "mathematics": 3, "chat": 2}  # of the test questions: the first ones
 FIXED = {f"K={k}": {"source": "draft", "num_drafted": k, "p_min": 0.0} for k in (1, 2, 4, 8)}
 P_MIN = {f"p={h}": {"source": "draft", "num_drafted": LONGEST, "p_min": float(h)} for h in (".5", ".7", ".8", ".9")}
 SETTINGS: dict[str, dict[str, Any]] = {"alone": {"source": "none"}, **FIXED, **P_MIN, "lookup": {"source": "lookup"}}
@@ -53,8 +53,8 @@ def forecast(target: str, draft: str, folder: Path, data: Path, engines: Path) -
     python = python_of("llamacpp", engines)
     path = write_text(folder / "prompts.jsonl", lines_of_json(questions(data)))
     parts = split(JsonlPrompts(path).load())
-    by_kind = {kind: [p for p in parts["test"] if p.extra["category"] == kind] for kind in SERVED}
-    chosen = [prompt for kind, count in SERVED.items() for prompt in by_kind[kind][:count]]
+    by_kind = {kind: [p for p in parts["test"] if p.extra["category"] == kind] for kind in CHOSEN}
+    chosen = [prompt for kind, count in CHOSEN.items() for prompt in by_kind[kind][:count]]
     shared = {"model": target, "draft": draft, "max_tokens": TOKENS, "temperature": 0.0}
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in SETTINGS}
     print(f"{len(SETTINGS)} settings x {TURNS} turns of {len(chosen)} questions, {TOKENS} tokens each", flush=True)
@@ -65,7 +65,7 @@ def forecast(target: str, draft: str, folder: Path, data: Path, engines: Path) -
             messages = [list(prompt.messages or ()) for prompt in chosen]
             file = folder / f"{name}-{turn}.jsonl"
             answers[name] += ask_xllamacpp(python, {**shared, **SETTINGS[name]}, messages, file)
-    probed = [next(p for p in parts["dev"] if p.extra["category"] == kind) for kind in SERVED]
+    probed = [next(p for p in parts["dev"] if p.extra["category"] == kind) for kind in CHOSEN]
     rows = [{"id": prompt.id, "messages": list(prompt.messages or ())} for prompt in probed]
     probe = write_text(folder / "probe.jsonl", lines_of_json(rows))
     pair = [f"pair.target={target}", f"pair.draft={draft}", "prompts=jsonl", "sampling.temperature=0", "track=false"]
@@ -113,7 +113,7 @@ def questions(data: Path) -> list[dict[str, Any]]:
     chat = [(row["id"], row["messages"][0]["content"]) for row in rows]
     return [
         {"id": name, "category": kind, "messages": [{"role": "user", "content": text}]}
-        for kind, part in zip(SERVED, (code, mathematics, chat), strict=True)
+        for kind, part in zip(CHOSEN, (code, mathematics, chat), strict=True)
         for name, text in part
     ]
 
@@ -149,10 +149,10 @@ def compared(answers: Mapping[str, Sequence[dict[str, Any]]], results: Mapping[s
 
     answers  of every setting, turn by turn, the same questions
     """
-    served = {name: np.array([_speed(answer) for answer in some]) for name, some in answers.items()}
+    measured = {name: np.array([_speed(answer) for answer in some]) for name, some in answers.items()}
     plain, lines = results["alone"], []
-    for name, values in served.items():
-        pairs = np.hstack([values, served["alone"]])
+    for name, values in measured.items():
+        pairs = np.hstack([values, measured["alone"]])
         ratio = BOOTSTRAP.figures(pairs, lambda sums: {"": sums[..., 0] / sums[..., 1] * sums[..., 3] / sums[..., 2]})
         value, low, high = (ratio[end] for end in ("", "_low", "_high"))
         result = results[name]
