@@ -3,8 +3,9 @@
 Runs in the engine's environment, without torch or this package. SETTINGS is JSON: `model`, `max_tokens`, `temperature`, `first`
 (the number of the first prompt), `source` (none, draft or lookup); of a draft `draft`, `num_drafted` and `p_min`; of its own
 lookup `ngram`, [N, M]: tokens that agree, and tokens copied after them, where they are not its defaults. PROMPTS is a JSON list
-of texts, token ids or messages. Each answer is a line of JSON, as the server counts it, with `seconds` and `cpu_seconds` of
-the whole answer. A model of 4-bit weights computes much in few bits, too: its texts and speeds are no other engine's.
+of texts, token ids, messages or requests with messages. Each answer is a line of JSON, as the server counts it, with `seconds`
+and `cpu_seconds` of the whole answer. A model of 4-bit weights computes much in few bits, too: its texts and speeds are no
+other engine's.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def main(settings: str) -> None:
         request = {"max_tokens": chosen["max_tokens"], "temperature": chosen["temperature"], "cache_prompt": False}
         request |= {"return_tokens": True, "seed": chosen["first"] + number, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         begun, cpu = perf_counter(), process_time()
-        if isinstance(prompt, list) and isinstance(prompt[0], dict):
-            answer = server.handle_chat_completions({"messages": prompt, **request})
+        if isinstance(prompt, dict) or isinstance(prompt[0], dict):
+            chat = prompt if isinstance(prompt, dict) else {"messages": prompt}
+            answer = server.handle_chat_completions({**chat, **request})
         else:
             answer = server.handle_completions({"prompt": prompt, **request})
         answer |= {"seconds": perf_counter() - begun, "cpu_seconds": process_time() - cpu, "threads": THREADS}

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -128,6 +129,7 @@ def keep(path: Path, answers: list[dict[str, Any]], answer: dict[str, Any]) -> N
     write_text(path, "".join(json.dumps(each) + "\n" for each in answers))
 
 
+@cache
 def file_type(model: str) -> str:
     """How a GGUF file's weights are stored: Q4_K_M; empty without the package that reads it."""
     if find_spec("gguf") is None:
@@ -180,7 +182,8 @@ class EngineServer(Endpoint):
     def ask(self, prompt: Any, **body: Any) -> dict[str, Any]:
         """An answer, with the seconds of the try that brought it. Raises InputError if none comes."""
         path, field = ("/completions", "prompt") if isinstance(prompt, str) else ("/chat/completions", "messages")
-        return self._reply(f"{self.base}{path}", {"model": self.model, field: prompt, **body})
+        request = prompt if isinstance(prompt, dict) else {field: prompt}
+        return self._reply(f"{self.base}{path}", {"model": self.model, **request, **body})
 
     def _reply(self, url: str, body: Any = None) -> dict[str, Any]:
         def reply(server: EngineServer, url: str) -> dict[str, Any]:
@@ -197,10 +200,8 @@ class EngineServer(Endpoint):
 
 
 def _prompts(cfg: keys.Timing) -> list[Any]:
-    """The first prompts, as an engine takes them: texts or messages. Raises InputError for one alone."""
-    prompts = [
-        prompt.prompt or list(prompt.messages or ()) for prompt in instantiate(cfg.prompts).load()[: cfg.requests]
-    ]
+    """The first prompts: texts, messages or requests. Raises InputError for one alone."""
+    prompts = [prompt.content for prompt in instantiate(cfg.prompts).load()[: cfg.requests]]
     if len(prompts) < 2:
         raise InputError(f"expected requests of at least 2, and as many prompts, got {len(prompts)}")
     return prompts

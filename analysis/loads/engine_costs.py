@@ -157,8 +157,9 @@ def engine_answer(answer: Mapping[str, Any]) -> EngineAnswer:
         raise InputError("expected seconds above 0, got 0: this engine reports none")
     model = Path(str(answer.get("model") or "")).name
     model += f" ({answer['file_type']})" if answer.get("file_type") else ""
-    processor = [str(answer.get("processor") or ""), f"{answer['threads']} threads" if answer.get("threads") else ""]
-    about = engine, model, ", ".join(filter(None, processor))
+    threads = answer.get("threads")
+    processor = [answer.get("processor"), threads and f"{threads} thread{'' if threads == 1 else 's'}"]
+    about = engine, model, ", ".join(str(part) for part in processor if part)
     most = math.ceil(_number(answer, "num_drafted", drafted / drafting if drafting else 0.0))
     return EngineAnswer(about, str(source), most, **{**counts, "drafting": drafting})
 

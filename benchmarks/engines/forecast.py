@@ -62,11 +62,12 @@ def forecast(target: str, draft: str, folder: Path, data: Path, engines: Path) -
         names = [*SETTINGS][3 * turn :] + [*SETTINGS][: 3 * turn]
         for name in names:
             print(f"turn {turn + 1} of {TURNS}: {name}", flush=True)
-            messages = [list(prompt.messages or ()) for prompt in chosen]
             file = folder / f"{name}-{turn}.jsonl"
-            answers[name] += ask_xllamacpp(python, {**shared, **SETTINGS[name]}, messages, file)
+            answers[name] += ask_xllamacpp(
+                python, {**shared, **SETTINGS[name]}, [prompt.content for prompt in chosen], file
+            )
     probed = [next(p for p in parts["dev"] if p.extra["category"] == kind) for kind in CHOSEN]
-    rows = [{"id": prompt.id, "messages": list(prompt.messages or ())} for prompt in probed]
+    rows = [{"id": prompt.id, "prompt" if prompt.prompt else "messages": prompt.content} for prompt in probed]
     probe = write_text(folder / "probe.jsonl", lines_of_json(rows))
     pair = [f"pair.target={target}", f"pair.draft={draft}", "prompts=jsonl", "sampling.temperature=0", "track=false"]
     words = [
@@ -94,7 +95,7 @@ def forecast(target: str, draft: str, folder: Path, data: Path, engines: Path) -
         ", ".join(f"{Path(file).name} sha256 {digest(file)[:16]}" for file in (target, draft)),
         markdown(table.drop(columns=["value"])),
         gap(table, lines[lines.advised].iloc[0]),
-        f"`{shlex.join(words)}`",
+        f"`python -m analysis.advise {shlex.join(words)}`",
     ]
     print(
         f"\n{write_text(folder / 'forecast.md', chr(10).join(f'{part}{chr(10)}' for part in text)).read_text('utf-8')}"
@@ -161,7 +162,7 @@ def compared(answers: Mapping[str, Sequence[dict[str, Any]]], results: Mapping[s
         drafted, accepted = (sum(t.get(key, 0) for t in timings) / TURNS for key in ("draft_n", "draft_n_accepted"))
         sign = "" if low <= 1 <= high else "yes" if (ours > 1) == (value > 1) else "no"
         lines.append({
-            "setting": name, "forecast, times plain": f"{ours:.2f}", "served, times plain": with_interval(value, low, high),
+            "setting": name, "forecast, times plain": f"{ours:.2f}", "served, times plain": with_interval(value, low, high) if name != "alone" else "1",
             "drafted, accepted: served": f"{drafted:.0f}, {accepted:.0f}",
             "forecast": f"{result.num_drafted.sum()}, {int(result.tokens.sum() - result.rounds.sum())}",
             "sign right?": sign, "value": value,
