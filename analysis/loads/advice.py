@@ -28,7 +28,6 @@ from analysis.loads.choosing import (
     FIXED,
     LOOKUP,
     NO_DRAFT,
-    P_MIN,
     Candidate,
     best_lengths,
     best_p_min,
@@ -82,7 +81,7 @@ def advise_by_replay(cfg: keys.Advise) -> Path:
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     from_files = costs_of_files(
         cfg, max(len(pair.drafts), 1), sizes
-    )  # what they lack is named before anything is recorded
+    )  # their faults are said before anything is recorded
     for draft, table in zip(pair.drafts, from_files, strict=False):
         if gives_blocks(draft):
             table.apart("drafts that give blocks")
@@ -233,10 +232,9 @@ def _export(
         return None, None
     schedule = lengths if greedy is None else greedy
     alive = survival(recorded, greedy is not None, max(schedule.values()))
-    p_min = best_p_min(table, name, greedy is not None)
-    method: Any = p_min and recorded.context.methods[f"{P_MIN} {p_min}"]
-    threshold = (method.max_drafted, method.policy.threshold) if method else None
-    write_exports(folder / "exports", source, lengths, greedy, overrides, alive.tolist(), threshold)
+    method: Any = recorded.context.methods.get(best_p_min(table, name, greedy is not None) or "")
+    p_min = method and (method.max_drafted, method.policy.threshold)
+    write_exports(folder / "exports", source, lengths, greedy, overrides, alive.tolist(), p_min)
     contexts, longest = None, survival(recorded, False)
     if len(longest):
         assert recorded.costs is not None

@@ -143,14 +143,14 @@ def best_lengths(table: pd.DataFrame, draft: str, greedy: bool, method: str = FI
 
 
 def best_p_min(table: pd.DataFrame, draft: str, greedy: bool) -> str | None:
-    """The setting of llama.cpp's threshold to serve a draft with at the smallest batch size; None: a fixed length, or none.
+    """The name of the setting of llama.cpp's threshold to serve a draft with, at the smallest batch size; None: a fixed length.
 
     greedy  of the fixed lengths that it is compared with
     """
     lines = table[(table.draft == draft) & (table.batch == table.batch.min())]
     fixed = lines.dev_times_plain[(lines.method == FIXED) & (lines.greedy == greedy)]
     better = lines[(lines.method == P_MIN) & (lines.dev_speedup_low > 1) & ~(lines.dev_times_plain <= fixed.max())]
-    return str(better.setting.iloc[0]) if len(better) else None
+    return f"{P_MIN} {better.setting.iloc[0]}" if len(better) else None
 
 
 def fixed_length(label: str) -> int:

@@ -161,8 +161,9 @@ def compared(answers: Mapping[str, Sequence[dict[str, Any]]], results: Mapping[s
         timings = [answer["timings"] for answer in answers[name]]
         drafted, accepted = (sum(t.get(key, 0) for t in timings) / TURNS for key in ("draft_n", "draft_n_accepted"))
         sign = "" if low <= 1 <= high else "yes" if (ours > 1) == (value > 1) else "no"
+        shown = "1" if name == "alone" else with_interval(value, low, high)
         lines.append({
-            "setting": name, "forecast, times plain": f"{ours:.2f}", "served, times plain": with_interval(value, low, high) if name != "alone" else "1",
+            "setting": name, "forecast, times plain": f"{ours:.2f}", "served, times plain": shown,
             "drafted, accepted: served": f"{drafted:.0f}, {accepted:.0f}",
             "forecast": f"{result.num_drafted.sum()}, {int(result.tokens.sum() - result.rounds.sum())}",
             "sign right?": sign, "value": value,
