@@ -186,6 +186,19 @@ class Timing(Command, ReadsDraft, OnPrompts, Tracked):
     ] = None
     cost_ratios: Annotated[list[Positive], "with `traces`: values of c that the price is solved at"] = SMALL_RATIOS
     min_drafted: Annotated[Count, "with `traces`: shortest round"] = 1
+    engine: Annotated[
+        Inputs | None,
+        "price an engine's rounds instead: files of its answers, with counts and seconds; xllamacpp: llama.cpp is started at "
+        "every K; http://HOST:PORT: that server's answers are written, for a later call with files",
+    ] = None
+    requests: Annotated[
+        Count, "with engine=xllamacpp or an address: the first so many prompts are asked of every start"
+    ] = 3
+    engine_python: Annotated[str | None, "interpreter that has xllamacpp; null: this one"] = None
+    source: Annotated[
+        Literal["none", "draft", "lookup"],
+        "with an address: what the server drafts from; draft: num_drafted=[K] says how far",
+    ] = "none"
 
 
 class Acceptance(Command, Labels, Intervals, Tracked):

@@ -64,7 +64,7 @@ def run(cfg: keys.Serving) -> Path:
     requests = [number % len(recorded.sequences) for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")
-    title = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")
+    title = f"{cfg.slots} slots, {costs.whose}"
     figure = over_plain(table, stage.folder / "serving.png", title)
     best = table.loc[table.groupby(["load", "method"], sort=False).tokens_per_second.idxmax()]
     first = ("load", "method", "setting", "tokens_per_second", "times_plain", "note")

@@ -2,6 +2,7 @@
 
 With prompts=... prompts are decoded and timed, and seconds are regressed on counts (`analysis.loads.regression`). With
 traces=FOLDER head=HEAD the price of the rate rule is solved on a recording, and nothing is timed (`analysis.replay.price`).
+With engine=... a serving engine's rounds are priced by its answers, and no model is loaded (`analysis.loads.engine_costs`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ def run(cfg: keys.Timing) -> Path:
         from analysis.replay.price import solve_prices
 
         return solve_prices(cfg)
+    if cfg.engine == "xllamacpp" or str(cfg.engine).startswith(("http://", "https://")):
+        from analysis.loads.engine_answers import ask_server, probe_xllamacpp
+
+        return probe_xllamacpp(cfg) if cfg.engine == "xllamacpp" else ask_server(cfg)
+    if cfg.engine is not None:
+        from analysis.loads.engine_costs import price_engine
+
+        return price_engine(cfg)
     from analysis.loads.regression import regress
 
     return regress(cfg)

@@ -204,6 +204,10 @@ ANSWER = {  # with a vLLM server's counts
         }
     }
 }  # fmt: skip
+ENGINE_ANSWERS = [  # of two tokens a round, and of none
+    {"rounds": 40 + n, "drafted": k * (40 + n), "seconds": (40 + n) * (1 + k / 2), "source": "draft" if k else "none"}
+    for k in (0, 2) for n in range(3)
+]  # fmt: skip
 PLACEHOLDER = re.compile(r"\b[A-Z_]{3,}\b")
 
 
@@ -237,6 +241,9 @@ def run_documented(words: list[str], folders: dict[str, str], root: Path) -> Non
     if "responses=ANSWERS" in arguments:
         (root / "answers.jsonl").write_text((json.dumps(ANSWER) + "\n") * 3)
         folders["ANSWERS"] = str(root / "answers.jsonl")
+    if "engine=[ENGINE_ANSWERS]" in arguments:
+        (root / "engine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ENGINE_ANSWERS))
+        folders["ENGINE_ANSWERS"] = str(root / "engine.jsonl")
     if any(word.startswith("+experiment=") for word in arguments) and "dry_run=true" not in arguments:
         arguments.append("dry_run=true")
     if words[3:4] == ["-m"]:

@@ -18,12 +18,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analysis import keys
 from analysis.figures.plots import speedups
-from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences, speed
+from analysis.loads.choosing import (
+    FIXED,
+    LOOKUP,
+    NO_DRAFT,
+    Candidate,
+    best_lengths,
+    best_p_min,
+    choose,
+    sentences,
+    speed,
+)
 from analysis.loads.costs import costs_of, costs_of_files
 from analysis.loads.exports import next_line, write_exports, zero_note
 from analysis.loads.rates import by_context, survival
@@ -33,6 +44,7 @@ from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.sweep_context import SweepContext
 from toolkit.config import instantiate, override, plain
+from toolkit.costs.load import LoadCost
 from toolkit.drafts.kinds import gives_blocks
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
@@ -67,12 +79,19 @@ def advise_by_replay(cfg: keys.Advise) -> Path:
     if not sizes:
         raise InputError("batch_sizes: expected [N, ...], got []")
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    costs_of_files(cfg, max(len(pair.drafts), 1), sizes)  # what they lack is named before anything is recorded
+    from_files = costs_of_files(
+        cfg, max(len(pair.drafts), 1), sizes
+    )  # their faults are said before anything is recorded
+    for draft, table in zip(pair.drafts, from_files, strict=False):
+        if gives_blocks(draft):
+            table.apart("drafts that give blocks")
     parts = split(instantiate(cfg.prompts).load())
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     bound, heads = None if cfg.max_drafted == "auto" else cfg.max_drafted, plain(cfg.heads)
     settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
+    if from_files:
+        settings = _priced(settings, from_files[0], alone=not pair.drafts)
     if sampling.temperature > 0:  # every fixed length with greedy drafts, too, for engines that draft so
         fixed = [setting for setting in settings if setting.method == FIXED]
         settings += [replace(each, parameters={**each.parameters, "draft_temperature": 0}) for each in fixed]
@@ -167,6 +186,22 @@ def _recorded(
     return [*candidates, candidate(alone, copying)] if len(copying) > 1 else candidates
 
 
+def _priced(settings: list[Setting], costs: LoadCost, alone: bool) -> list[Setting]:
+    """The settings whose rounds a table prices; prints why others are left out. Raises InputError if none of these drafts.
+
+    alone  there is no draft model
+    """
+    try:
+        costs.apart("copied tokens")
+    except InputError as error:
+        drafting = [setting for setting in settings if setting.method == PLAIN or not needs_no_draft(setting)]
+        if alone or len(drafting) == 1:
+            raise
+        print(f"left out: {error}")
+        return drafting
+    return settings
+
+
 def drafts_of(cfg: keys.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
     """Where each draft of the pair comes from, and a short name of its own for it."""
     sources = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
@@ -197,7 +232,9 @@ def _export(
         return None, None
     schedule = lengths if greedy is None else greedy
     alive = survival(recorded, greedy is not None, max(schedule.values()))
-    write_exports(folder / "exports", source, lengths, greedy, overrides, alive.tolist())
+    method: Any = recorded.context.methods.get(best_p_min(table, name, greedy is not None) or "")
+    p_min = method and (method.max_drafted, method.policy.threshold)
+    write_exports(folder / "exports", source, lengths, greedy, overrides, alive.tolist(), p_min)
     contexts, longest = None, survival(recorded, False)
     if len(longest):
         assert recorded.costs is not None
@@ -224,8 +261,10 @@ def _publish(
     beyond = {
         batch: next(filter(None, (each.beyond(batch) for each in tables)), None) for batch in table.batch.unique()
     }
-    source, smallest, lines = first.costs[0].source, int(table.batch.min()), sentences(table, beyond)
-    cost_note = f"costs {source}" + ("" if source == "measured" else ", not measured")
+    cost_note, smallest = first.costs[0].whose, int(table.batch.min())
+    if first.costs[0].engine is not None:
+        beyond = {batch: "; ".join(filter(None, [cost_note, note])) for batch, note in beyond.items()}
+    lines = sentences(table, beyond)
     figure = speedups(table, folder / "advice.png", cost_note)
     answer = table[table.advised & (table.batch == smallest)].iloc[0]
     source_of: dict[str, str | None] = {NO_DRAFT: None, **dict(zip(names, sources, strict=True))}

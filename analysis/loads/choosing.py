@@ -22,7 +22,7 @@ from analysis.loads.simulator import Load, RequestResults
 from analysis.tables.bootstrap import Array, Bootstrap, brackets
 from analysis.tables.grid import PLAIN, Setting
 
-FIXED, LOOKUP = "speculative", "prompt_lookup"
+FIXED, LOOKUP, P_MIN = "speculative", "prompt_lookup", "p_min"
 NO_DRAFT = "no draft model"  # how tables call the candidate whose methods need none
 GREEDY = dict.fromkeys(("draft_temperature=0", "draft_temperature=0.0"), "with greedy drafts")
 QUEUE = 16  # requests per slot: slots that run empty in the end are few
@@ -140,6 +140,17 @@ def best_lengths(table: pd.DataFrame, draft: str, greedy: bool, method: str = FI
         pays = len(lines) and lines.dev_speedup_low.iloc[0] > 1
         lengths[int(str(batch))] = fixed_length(lines.setting.iloc[0]) if pays else 0
     return lengths
+
+
+def best_p_min(table: pd.DataFrame, draft: str, greedy: bool) -> str | None:
+    """The name of the setting of llama.cpp's threshold to serve a draft with, at the smallest batch size; None: a fixed length.
+
+    greedy  of the fixed lengths that it is compared with
+    """
+    lines = table[(table.draft == draft) & (table.batch == table.batch.min())]
+    fixed = lines.dev_times_plain[(lines.method == FIXED) & (lines.greedy == greedy)]
+    better = lines[(lines.method == P_MIN) & (lines.dev_speedup_low > 1) & ~(lines.dev_times_plain <= fixed.max())]
+    return f"{P_MIN} {better.setting.iloc[0]}" if len(better) else None
 
 
 def fixed_length(label: str) -> int:

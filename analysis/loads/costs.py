@@ -99,7 +99,8 @@ def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_siz
 def costs_of_files(cfg: keys.Advise | keys.Serving, count: int, batch_sizes: Sequence[int]) -> list[LoadCost]:
     """The cost tables of costs=FILE for `count` drafts; [] without it.
 
-    Raises InputError for tables that would be read as flat, as they do not know these batch sizes or drafted tokens.
+    Raises InputError for tables that would be read as flat, as they do not know these batch sizes or drafted tokens, and for an
+    engine's answers that are too noisy to advise on.
     """
     if cfg.costs is None:
         return []
@@ -111,6 +112,8 @@ def costs_of_files(cfg: keys.Advise | keys.Serving, count: int, batch_sizes: Seq
         raise InputError(f"expected one cost table, or one for each of {count} drafts, got {len(files)}")
     tables = [LoadCost.load(file) for file in files]
     for file, table in zip(files, tables, strict=True):
+        if table.engine is not None and table.engine.noise:
+            raise InputError(f"costs={file}: {table.engine.noise}")
         if lacking := table.lacks(batch_sizes, widest=2):
             sizes = ",".join(map(str, batch_sizes))
             raise InputError(f"costs={file}: {lacking}; python -m analysis.timing batch_sizes=[{sizes}] writes a table")

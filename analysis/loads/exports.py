@@ -56,6 +56,7 @@ def write_exports(
     greedy: Mapping[int, int] | None,
     advised: list[str],
     alive: Sequence[float] = (),
+    p_min: tuple[int, float] | None = None,
 ) -> list[Path]:
     """Write the files; returns their paths.
 
@@ -63,6 +64,7 @@ def write_exports(
     lengths, greedy  best fixed length by batch size, drafts sampled, or taken greedily (None: not simulated)
     advised  overrides of this package's own method
     alive    P(the first j drafted tokens are all accepted) for j = 1 .. K, drafts taken as engines do; empty: not known
+    p_min    llama.cpp's longest draft and threshold, where these are better than a fixed length; None: they are not
     """
     length, greedy_first = lengths[min(lengths)], lengths if greedy is None else greedy
     kind = kind_in(draft)
@@ -83,7 +85,7 @@ def write_exports(
         sample = {"draft_sample_method": "probabilistic" if greedy is None else "greedy"}
         if "vllm" in kind.engines:
             files |= _vllm_files(draft, kind, greedy_first, alive, sample)
-        others = _other_engines(draft, kind, greedy_first, alive)
+        others = _other_engines(draft, kind, greedy_first, alive, p_min)
         files |= {name: others[name] for name in others if re.split(r"_k1|_synthetic|\.", name)[0] in kind.engines}
     for name in OPTIONAL - files.keys():  # of an earlier call, with other batch sizes
         (folder / name).unlink(missing_ok=True)
@@ -137,7 +139,9 @@ def _tensorrt(draft: str, kind: DraftKind, ranges: Sequence[Sequence[int]]) -> s
     )
 
 
-def _other_engines(draft: str, kind: DraftKind, lengths: Mapping[int, int], alive: Sequence[float]) -> dict[str, str]:
+def _other_engines(
+    draft: str, kind: DraftKind, lengths: Mapping[int, int], alive: Sequence[float], p_min: tuple[int, float] | None
+) -> dict[str, str]:
     """Files of TensorRT-LLM, SGLang and llama.cpp. Flags are those of the smallest batch size."""
     length = lengths[min(lengths)]
     files = {}
@@ -152,21 +156,25 @@ def _other_engines(draft: str, kind: DraftKind, lengths: Mapping[int, int], aliv
             f"--speculative-draft-model-path {shlex.quote(draft)} --speculative-num-steps {length} "
             f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {length + 1}\n"
         )
-        files["llama_cpp.txt"] = f"{_llama_cpp(draft, kind, length)}\n"
     else:
         files["sglang.txt"] = "# do not draft: start without --speculative-algorithm\n"
-        files["llama_cpp.txt"] = "# do not draft: start without --spec-type\n"
+    llama_cpp = "# do not draft: start without --spec-type"
+    if p_min is not None:
+        llama_cpp = _llama_cpp(draft, kind, *p_min)
+    elif length:
+        llama_cpp = _llama_cpp(draft, kind, length)
+    files["llama_cpp.txt"] = f"{llama_cpp}\n"
     if len(alive):  # accepts drafts at random, as often as recorded: texts mean nothing
         rates = ",".join(f"{round(float(rate), 4):g}" for rate in alive)
         files["llama_cpp_synthetic.txt"] = f"{_llama_cpp(draft, kind, len(alive))} --spec-synth-rates {rates}\n"
     return files
 
 
-def _llama_cpp(draft: str, kind: DraftKind, length: int) -> str:
+def _llama_cpp(draft: str, kind: DraftKind, length: int, p_min: float = 0) -> str:
     file = shlex.quote(draft if is_gguf(draft) else f"{draft}.gguf")
     return (
         f"--spec-type {kind.engines.get('llama_cpp')} --spec-draft-model {file} "
-        f"--spec-draft-n-max {length} --spec-draft-p-min 0"
+        f"--spec-draft-n-max {length} --spec-draft-p-min {p_min:g}"
     )
 
 

@@ -88,13 +88,14 @@ class RecordedPair:
         if weighed := self._weighed(setting, load.slots):
             policy: Any = method.policy
             method = replace(method, policy=replace(policy, **weighed))
-        bound = method.bind(self.context.pair)
+        bound, costs = method.bind(self.context.pair), self.costs[0]
         if setting.method == PLAIN:
             trace: Any = self._copies(None, 0)
         elif isinstance(method.proposer, CopyProposer):
-            trace = self._copies(method.proposer, bound.limit)
+            trace, costs = self._copies(method.proposer, bound.limit), costs.copying
         else:
             trace = self.recording.trace_for(setting)
+            costs = costs.apart("drafts that give blocks") if trace.blocks else costs
         chosen = range(len(self.sequences)) if requests is None else requests
         if load.drops == "half":
             calls, entries = Counter[int](), []
@@ -104,7 +105,7 @@ class RecordedPair:
             chosen = [text for _, _, text in sorted(entries)]
         while True:
             try:
-                return serve(trace, self.prompt_tokens, bound.policy, self.costs[0], load, chosen)
+                return serve(trace, self.prompt_tokens, bound.policy, costs, load, chosen)
             except CutError as error:  # of rules that decide for a batch, or by costs: they were not asked before
                 trace = self.recording.deepen(setting, error.positions)
 
@@ -154,7 +155,7 @@ class RecordedPair:
         recorded = [setting for setting in self.settings if setting.method != PLAIN and not needs_no_draft(setting)]
         if not recorded:
             return DEEPEST
-        temperatures = sorted({self.context.methods[setting.name].draft_temperature for setting in recorded}, key=str)
+        temperatures = sorted({self.context.draft_temperature(setting) for setting in recorded}, key=str)
         draft = self.context.prepare(Setting(PLAIN))  # a hash of the texts and of the draft, too
         file = folder / f"depth-{content_hash([draft, temperatures], length=16)}.json"
         if not file.exists():

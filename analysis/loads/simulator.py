@@ -245,7 +245,8 @@ class _Server:
         key = (batch, calls, width, round(context / 16))
         if key not in self.seconds:
             target = self.costs.target(batch, width + 1, context)
-            self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target
+            catching_up = self.costs.drafting if calls and not width else 0.0  # else it is in the target's time
+            self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target + catching_up
         return self.seconds[key]
 
     def _reading(self, joined: list[int], width: float) -> float:

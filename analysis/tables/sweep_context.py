@@ -106,6 +106,11 @@ class SweepContext:
         together = [self.batch_size] if method.couples_rows else []
         return content_hash([shared, contents_of(config).identity, weights, *together], length=16)
 
+    def draft_temperature(self, setting: Setting) -> float | None:
+        """The draft's own temperature in a prepared setting; None: the sampling's. Equal ones share a recording."""
+        own = self.methods[setting.name].draft_temperature
+        return None if own == self.sampling.temperature else own
+
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
         return self.prompts, self.sampling, self.batch_size
@@ -265,7 +270,7 @@ class Recording:
         """The draft's own in a setting; None: the sampling's."""
         if setting.method == UPPER_BOUND:
             return setting.parameters.get("draft_temperature")
-        return self.methods[setting.name].draft_temperature
+        return self.context.draft_temperature(setting)
 
     def rows(self, setting: Setting) -> pd.DataFrame:
         """The setting's row of every prompt."""

@@ -4,6 +4,7 @@
     make engines ARGS="install vllm"             one engine's environment alone
     make engines ARGS="--draft FOLDER --eagle3 FOLDER --target FOLDER_OR_GGUF"      with drafts that are there
     make engines ARGS="page"                     the page of what was counted so far
+    make engines ARGS="forecast --target T.gguf --draft D.gguf --out FOLDER"      alone: `benchmarks.engines.forecast`
 
 Steps: install, drafts, vllm, llamacpp, example, page. Run it again to go on after an interruption: environments, drafts and
 answers are kept; other drafts, targets or sizes need another folder (--out). Eight questions of Spec-Bench, one of a kind, 64
@@ -27,11 +28,13 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.loads.engine_answers import ask_xllamacpp
 from analysis.loads.exports import write_exports
 from benchmarks.engines.counts import FirstOccurrence, decoded, read_answers, replayed
+from benchmarks.engines.forecast import forecast
 from benchmarks.engines.install import ENGINES, install, python_of
 from benchmarks.engines.page import Compared, Summed, page, summed_table
-from benchmarks.engines.vllm_server import answers_of, ask, last_error, started
+from benchmarks.engines.vllm_server import answers_of, ask, started
 from benchmarks.evidence import ROOT, machine
 from benchmarks.real.folder import rows_of, stage, weights
 from benchmarks.real.steps import model
@@ -113,8 +116,12 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=8)
     options = parser.parse_args()
     steps, engines = [[name for name in options.names if name in names] for names in (STEPS, ENGINES)]
+    if options.names == ["forecast"]:
+        if not (options.target and options.draft):
+            parser.error("forecast: expected --target FILE.gguf and --draft FILE.gguf")
+        return forecast(options.target, options.draft, options.out.resolve(), options.data, options.engines.resolve())
     if unknown := [name for name in options.names if name not in (*STEPS, *ENGINES)]:
-        parser.error(f"expected steps among {', '.join(STEPS)}, got {', '.join(unknown)}")
+        parser.error(f"expected steps among {', '.join(STEPS)}, or forecast alone, got {', '.join(unknown)}")
     if "install" in steps and engines:
         steps = [step for step in steps if step not in engines]
     steps = steps or list(STEPS)
@@ -230,18 +237,13 @@ def serve_llamacpp(work: Work) -> None:
     """llama.cpp with the separate draft's GGUF file, greedily, in a process of its own."""
     python, sequences = python_of("llamacpp", work.engines), prompts(work)
     gguf = Path(work.separate).parent / "draft.gguf"
-    path, log = work.answers("llamacpp", "standalone", 0), work.folder / "llamacpp.log"
-    if path.exists() and len(answers_of(path)) == len(sequences):
-        return
+    path = work.answers("llamacpp", "standalone", 0)
     if work.gguf is None or not gguf.exists():
         raise InputError(f"llama.cpp reads GGUF files: expected --target FILE.gguf and {gguf}")
-    words = [work.gguf, work.folder / "prompts.json", gguf, work.tokens, path.with_suffix(".csv"), DRAFTED]
     print("llamacpp, standalone: starting", flush=True)
-    with log.open("wb") as file:
-        script = str(Path(__file__).with_name("llamacpp.py"))
-        done = subprocess.run([str(python), script, *map(str, words)], stderr=file, stdout=file)
-    if done.returncode:
-        raise InputError(f"it ended with {done.returncode}: {last_error(log)}; its log is {log}")
+    settings = {"model": str(work.gguf), "source": "draft", "draft": str(gguf), "num_drafted": DRAFTED, "p_min": 0.0}
+    settings |= {"max_tokens": work.tokens, "temperature": 0.0}
+    ask_xllamacpp(python, settings, sequences, path)
 
 
 def run_example(work: Work) -> None:

@@ -30,6 +30,7 @@ from toolkit.trace.copies import Copies
 from toolkit.trace.replay import replay_rounds
 from toolkit.trace.store import Store
 
+LONGEST_COPY = 48  # of llama.cpp's lookup, by default
 Rounds = list[tuple[int, int, int]]  # of a text: where each begins, drafted and accepted tokens
 
 
@@ -140,4 +141,24 @@ class FirstOccurrence(PromptLookupProposer):
             for start in range(len(text) - size):
                 if list(text[start : start + size]) == last:
                     return Copy.of(text[start + size : start + size + most], size)
+        return NOTHING
+
+
+@dataclass(frozen=True)
+class NgramSimple(PromptLookupProposer):
+    """llama.cpp's NGRAM_SIMPLE by default: up to 48 tokens after the last earlier occurrence of the last 12, if 12 follow."""
+
+    max_ngram: int = 12
+    min_ngram: int = 12
+
+    def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
+        read = len(text) - 1  # the newest token is sampled, and not yet in its history
+        if read <= self.max_ngram + LONGEST_COPY + 1:
+            return NOTHING
+        last = list(text[len(text) - self.max_ngram :])
+        for start in range(read - self.max_ngram - 1, 0, -1):
+            after = start + self.max_ngram
+            if list(text[start:after]) == last:
+                copied = text[after : min(after + LONGEST_COPY, read)]
+                return Copy.of(copied[:most], self.max_ngram) if len(copied) >= self.max_ngram else NOTHING
         return NOTHING

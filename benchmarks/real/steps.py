@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from analysis.loads.engine_answers import ask_xllamacpp
 from benchmarks.decoders import Decoder, constant, engine, theirs
 from benchmarks.evidence import ROOT
 from benchmarks.gpu_exactness import logit_gap, parting
@@ -226,20 +227,19 @@ def first_calls(name: str) -> None:
 
 def llamacpp() -> None:
     """llama.cpp on the questions that are decoded live, plain and with its own lookup; one line where it does not install."""
-    site, prompts = FOLDER / "xllamacpp", FOLDER / "live_ids.json"
+    site = FOLDER / "xllamacpp"
     if not site.exists():
         words = ["pip", "install", "--quiet", "--no-deps", "--target", str(site), "xllamacpp"]
         if subprocess.run([sys.executable, "-m", *words]).returncode:
             print("llamacpp: skipped, xllamacpp does not install here")
             return
-    write_json(prompts, encoded("live.jsonl"))
-    for mode in ("none", "NGRAM_SIMPLE"):
-        path = FOLDER / f"llamacpp-{mode.lower()}.csv"
-        if not path.exists():
-            words = [str(weights()), str(prompts), mode, str(TOKENS), str(path)]
-            environment = {**os.environ, "PYTHONPATH": str(site)}
-            script = ROOT / "benchmarks" / "engines" / "llamacpp.py"
-            subprocess.run([sys.executable, script, *words], env=environment, stderr=subprocess.DEVNULL, check=True)
+    prompts, environment = encoded("live.jsonl"), {**os.environ, "PYTHONPATH": str(site)}
+    for name, source in (("none", "none"), ("ngram_simple", "lookup")):
+        path = FOLDER / f"llamacpp-{name}.jsonl"
+        settings = {"model": str(weights()), "source": source, "max_tokens": TOKENS, "temperature": 0.0}
+        answers = ask_xllamacpp(sys.executable, settings, prompts, path, environment=environment)
+        lines = pd.DataFrame([(each["usage"]["completion_tokens"], each["seconds"]) for each in answers])
+        write_text(path.with_suffix(".csv"), lines.to_csv(index=False, header=["tokens", "seconds"]))
 
 
 def greedy() -> None:

@@ -9,14 +9,16 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from analysis import advise
 from analysis.loads.engine_counts import read_counts
-from benchmarks.engines import install, vllm_server
+from analysis.loads.simulator import RequestResults
+from benchmarks.engines import forecast, install, vllm_server
 from benchmarks.engines.__main__ import Work
-from benchmarks.engines.counts import Answer, FirstOccurrence, decoded, read_answers, replayed, whole
+from benchmarks.engines.counts import Answer, FirstOccurrence, NgramSimple, decoded, read_answers, replayed, whole
 from benchmarks.engines.page import Compared, page
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
@@ -212,3 +214,39 @@ def test_answers_of_another_draft_or_length_are_not_taken_for_these(tmp_path):
         with pytest.raises(InputError, match="holds answers of another run .* expected --out"):
             replace(work, **other).check()
     work.check()
+
+
+# -- forecast and served --------------------------------------------------------------------------------------------------
+
+
+def test_the_signs_of_a_forecast_are_compared_where_the_intervals_of_what_was_served_tell():
+    """Made-up answers: K = 2 is faster when served, p = .9 slower, and K = 8 the same but for noise."""
+    generator, answers = np.random.default_rng(0), {}
+    for name, speed in {"alone": 1.0, "K=2": 1.3, "p=.9": 0.8, "K=8": 1.0}.items():
+        spent = [10_000 / speed * generator.normal(1, 0.02) for _ in range(24)]
+        timings = {"predicted_n": 97, "draft_n": 50, "draft_n_accepted": 30}
+        answers[name] = [{"timings": {**timings, "predicted_ms": ms}} for ms in spent]
+    results = {}
+    for name, speed in {"alone": 1.0, "K=2": 1.2, "p=.9": 1.1, "K=8": 1.1}.items():
+        result = results[name] = RequestResults(np.zeros(8))
+        result.tokens, result.rounds, result.num_drafted = (np.full(8, count) for count in (96, 40, 60))
+        result.answered = np.full(8, 10 / speed)
+    table = forecast.compared(answers, results).set_index("setting")
+    assert table["sign right?"].to_dict() == {"alone": "", "K=2": "yes", "p=.9": "no", "K=8": ""}
+    assert table.loc["K=2", "forecast, times plain"] == "1.20" and table.loc["K=2", "value"] == pytest.approx(
+        1.3, abs=0.03
+    )
+    assert table.loc["K=2", "drafted, accepted: served"] == "400, 240" and table.loc["K=2", "forecast"] == "480, 448"
+    advised = pd.Series({"method": "p_min", "setting": "h=0.9"})
+    assert "Advised: p=.9, 0.80 times plain when served; best served: K=2, 1.29" in forecast.gap(
+        table.reset_index(), advised
+    )
+
+
+def test_llamacpps_lookup_copies_what_followed_its_last_twelve_tokens():
+    lookup, motif = NgramSimple().lookup, list(range(100, 130))
+    text = [7, *motif, *range(40), *motif[:12]]
+    assert lookup(text, 48, ()).tokens == [*motif[12:], *range(30)] and lookup(text, 5, ()).tokens == motif[12:17]
+    assert not lookup(text[1:], 48, ()).tokens, "what the text begins with does not count"
+    assert not lookup([7, *motif, *motif[:12]], 48, ()).tokens, "too short a text"
+    assert not lookup([*text[:-1], 7], 48, ()).tokens, "eleven agree"

@@ -1,8 +1,9 @@
 """What a forward pass costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
 
-A table over a grid of points: measured on this machine (`analysis.timing`), modelled from a device's peak figures
-(`analysis.loads.costs`), or a CSV of one's own. It is linear between its points, continued by its last slope beyond them
-(flat where that falls), and flat before its first point: `LoadCost.lacks` and `beyond` say where it is asked for more.
+A table over a grid of points: measured on this machine (`analysis.timing`), regressed on an engine's answers
+(`analysis.timing engine=`), modelled from a device's peak figures (`analysis.loads.costs`), or a CSV of one's own. It is linear
+between its points, continued by its last slope beyond them (flat where that falls), and flat before its first point:
+`LoadCost.lacks` and `beyond` say where it is asked for more.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.config.notes import AtLeast
-from toolkit.config.values import checked
+from toolkit.config.values import check_ranges, checked
 from toolkit.costs.table import CostTable, interpolate
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import write_text
@@ -62,17 +63,69 @@ class CostGrid:
 
 
 @dataclass(frozen=True)
+class EngineFacts:
+    """What a table of an engine's answers says beside its times (`analysis.timing engine=`).
+
+    drafting  seconds in the target's times from width 2 on that a round with copied tokens does not take
+    column    whether the time of a column is known apart from that of a draft forward pass
+    widest    tokens of the widest round among the answers; points beyond are of prompts
+    noise     why nothing is advised at these costs; None: the prices are sharp enough
+    """
+
+    drafting: Annotated[float, AtLeast(0)]
+    column: bool
+    widest: Annotated[int, AtLeast(1)]
+    noise: str | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "engine.")
+
+
+@dataclass(frozen=True)
 class LoadCost:
     """Costs of both models' forward passes under load.
 
-    source  "measured", "modelled", "ratio" or the file it was read from
+    source  "measured", "modelled", "ratio", the file it was read from, or an engine with its model's file
     about   machine, models, spread
+    engine  of a table that was made of an engine's answers
     """
 
     draft: CostGrid
     target: CostGrid
     source: str
     about: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineFacts | None = None
+
+    @property
+    def whose(self) -> str:
+        """Whose costs these are, for captions."""
+        if self.engine is not None:
+            return ", ".join([f"costs of {self.source}", *filter(None, [self.about.get("processor")])])
+        return f"costs {self.source}" + ("" if self.source == "measured" else ", not measured")
+
+    def apart(self, what: str) -> LoadCost:
+        """The table for rounds of `what`, which need the time of a column alone. Raises InputError where it is not known."""
+        if self.engine is not None and not self.engine.column:
+            raise InputError(
+                f"costs of {self.source}: {what} need the time of a column, which drafts of one model do not tell: expected "
+                "answers of the engine's own lookup, too (source: lookup)"
+            )
+        return self
+
+    @property
+    def copying(self) -> LoadCost:
+        """The costs of rounds with copied tokens, for which no draft catches up. Raises InputError as `apart` does."""
+        self.apart("copied tokens")
+        if self.engine is None:
+            return self
+        seconds = self.target.seconds.copy()
+        seconds[:, 1:] -= self.drafting
+        return replace(self, target=replace(self.target, seconds=seconds), engine=replace(self.engine, drafting=0.0))
+
+    @property
+    def drafting(self) -> float:
+        """Seconds in the target's times from width 2 on that a round takes once it has a draft forward pass."""
+        return 0.0 if self.engine is None else self.engine.drafting
 
     @checked
     def round(self, batch: Size, num_drafted: Size, context: Size = 0, blocks: bool = False) -> float:
@@ -119,7 +172,8 @@ class LoadCost:
         """Which of these is beyond the table, where the last slope continues, in words; None: neither. As in `lacks`."""
         if self.source == RATIO:
             return None
-        ends = (min(self.draft.batch[-1], self.target.batch[-1]), self.target.width[-1])
+        last = self.target.width[-1] if self.engine is None else self.engine.widest
+        ends = (min(self.draft.batch[-1], self.target.batch[-1]), last)
         parts = zip(("batch size", "width"), (batch, widest), ends, strict=True)
         over = [f"{axis} {at:g} is beyond the cost table, which ends at {end:g}" for axis, at, end in parts if at > end]
         return "; ".join(over) or None
@@ -136,6 +190,7 @@ class LoadCost:
         for name in MODELS:
             grid = asdict(getattr(self, name))
             content[name] = grid | {"seconds": grid["seconds"].tolist()}
+        content |= {} if self.engine is None else {"engine": asdict(self.engine)}
         return write_text(path, json.dumps(content, indent=1) + "\n")
 
     @classmethod
@@ -262,7 +317,8 @@ def _from_json(path: Path, text: str) -> LoadCost:
         source, shapes = str(content["source"]), [grid.seconds.shape for grid in grids]
         is_ratio = source == RATIO and shapes == [(1, 1, 1), (1, 2, 1)]  # flat by definition; a table is not
         source = source if is_ratio or source != RATIO else str(path)
-        return LoadCost(grids[0], grids[1], source, content.get("about", {}))
+        engine = EngineFacts(**content["engine"]) if "engine" in content else None
+        return LoadCost(grids[0], grids[1], source, content.get("about", {}), engine)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise

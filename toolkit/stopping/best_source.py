@@ -58,6 +58,7 @@ class BestSource(PricedDraft):
 
     def bind(self, pair: object) -> BestSource:
         table = table_of(self.costs, self.cost_ratio, self.column_cost, [self.batch_size], self.deepest + 1)
+        table = table.apart("copies beside a draft model")
         prices = PriceTable.of(table, self.batch_size, self.deepest, self.costs is None, FURTHEST)
         return replace(self, estimator=self.estimator.bind(pair), copies=self.copies.bind(pair), prices=prices)
 

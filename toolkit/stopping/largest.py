@@ -1,7 +1,9 @@
-"""Send a position of a block while the draft's distribution there is sure of some token: a baseline for block drafts.
+"""Send a position while the draft's distribution there is sure of some token: a baseline for block drafts.
 
-vLLM's `draft_confidence_threshold` compares the same number. `confidence` reads the drawn token's probability and decides about
-the next position; this one decides about the position itself, before its token is drawn.
+vLLM's `draft_confidence_threshold` compares the same number, and so does llama.cpp's `--spec-draft-p-min` for chains
+(method=p_min; its probability is of the ten best tokens alone, and so a little larger). `confidence` reads the drawn token's
+probability and decides about the next position. This one decides about the position itself, before its token is drawn: in a
+chain the forward pass that ends a round is paid.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class LookupRate(Priced):
 
     def bind(self, pair: object) -> LookupRate:
         table = table_of(self.costs, 0.0, self.column_cost, [self.batch_size], self.deepest + 1)
-        prices = PriceTable.of(table, self.batch_size, self.deepest, self.costs is None)
+        prices = PriceTable.of(table.copying, self.batch_size, self.deepest, self.costs is None)
         return replace(self, estimator=self.estimator.bind(pair), prices=prices)
 
     def init(self, num_rows: int, device: torch.device) -> State:

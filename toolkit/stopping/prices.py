@@ -126,6 +126,7 @@ class PriceTable:
 
         blocks  a round's tokens come from one draft forward pass
         """
+        table = table.apart("drafts that give blocks") if blocks else table
 
         def seconds(context: float) -> list[Tensor]:
             target = [table.target(batch_size, width, context) for width in range(1, deepest + 2)]

@@ -19,7 +19,7 @@ from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
 from toolkit.trace.record import Recorder
 
-SMALL = ["~grid.tail", "~grid.dynamic_confidence", "~grid.rate", "grid.confidence.policy.threshold=[0.4]",
+SMALL = ["~grid.tail", "~grid.dynamic_confidence", "~grid.rate", "~grid.p_min", "grid.confidence.policy.threshold=[0.4]",
          "grid.speculative.policy.num_drafted=[1,3]", "sampling.max_new_tokens=12", "track=false"]  # fmt: skip
 
 
