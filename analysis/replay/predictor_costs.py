@@ -24,7 +24,7 @@ from analysis.replay.predictor_rows import without_level
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown
 from analysis.tables.grid import FIXED, ORACLE
-from analysis.tables.rows import COUNTS, throughput
+from analysis.tables.rows import COUNTS
 from analysis.tables.standing import interval_text, standing
 from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
@@ -43,33 +43,43 @@ def read_tables(files: Mapping[str, str], deepest: int) -> dict[str, LoadCost]:
 
 
 def priced(counts: Array, table: LoadCost) -> Array:
-    """Counts [..., counts + M + 1] as those of plain decoding with the same tokens and cost [..., counts]."""
+    """Tokens and cost [..., 2] of counts [..., counts + M + 1]."""
     single, num_lengths = table.target(1, 1, table.middle), counts.shape[-1] - len(COUNTS)
     passes = np.array([table.target(1, 1 + drafted, table.middle) for drafted in range(num_lengths)]) / single
-    whole = np.zeros((*counts.shape[:-1], len(COUNTS)))
-    whole[..., TOKENS] = counts[..., TOKENS]
-    whole[..., PASSES] = counts[..., len(COUNTS) :] @ passes
-    whole[..., PASSES] += counts[..., CALLS] * table.draft(1, 1, table.middle) / single
-    return whole
+    cost = counts[..., len(COUNTS) :] @ passes + counts[..., CALLS] * table.draft(1, 1, table.middle) / single
+    return np.stack([counts[..., TOKENS], cost], -1)
+
+
+def standing_of(texts: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
+    """`standing` of lines of `cost_texts`, those of one domain and table: plain decoding with the same tokens and cost."""
+    rows = list(dict.fromkeys(texts.method))
+    wide = texts.pivot(index="row", columns="method", values=["tokens", "cost"])
+    counts = np.zeros((len(wide), len(rows), len(COUNTS)))
+    counts[..., TOKENS], counts[..., PASSES] = wide["tokens"][rows], wide["cost"][rows]
+    return standing(counts, rows, FIXED, 1.0, bootstrap).assign(prompts=len(wide))
 
 
 def at_costs(domain: Domain, name: str, table: LoadCost, bootstrap: Bootstrap) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The lines of a domain in `costs` and in `cost_texts`, at one table."""
+
+    def speed(counts: Array) -> Array:
+        tokens, cost = np.moveaxis(priced(counts, table), -1, 0)
+        return tokens / cost
+
     counts, settings = {}, {}
     for row, predictor in domain.rows.items():
-        chosen = domain.best(row, lambda wide: throughput(priced(wide, table), 1.0))
+        chosen = domain.best(row, speed)
         counts[row] = priced(domain.at(row, chosen, domain.test), table)
         settings[row] = "" if row == ORACLE else domain.setting(row, chosen)
         if (rule := without_level(domain.test, predictor.estimator, table)) is not None:
             counts[row + RULE] = priced(rule, table)
-    of_texts = [
-        pd.DataFrame({"method": row, "row": domain.test.rows, "tokens": values[:, TOKENS], "cost": values[:, PASSES]})
+    of_rows = [
+        pd.DataFrame({"method": row, "row": domain.test.rows, "tokens": values[:, 0], "cost": values[:, 1]})
         for row, values in counts.items()
     ]
-    place = {"domain": domain.name, "costs": name}
-    lines = standing(np.stack([*counts.values()], 1), [*counts], FIXED, 1.0, bootstrap)
-    lines = lines.assign(setting=lines.method.map(settings).fillna(""), prompts=domain.test.num_texts, **place)
-    return lines, pd.concat(of_texts, ignore_index=True).assign(**place)
+    texts = pd.concat(of_rows, ignore_index=True).assign(domain=domain.name, costs=name)
+    lines = standing_of(texts, bootstrap).assign(domain=domain.name, costs=name)
+    return lines.assign(setting=lines.method.map(settings).fillna("")), texts
 
 
 def cost_tables(table: pd.DataFrame, rows: Sequence[str]) -> list[str]:

@@ -95,9 +95,9 @@ def test_untrained_rows_count_the_same_tokens(trace):
 def test_a_table_with_free_columns_costs_what_its_ratio_does(trace):
     counts = untrained()["confidence"].counts(trace, [0.2, 0.5, 0.8])
     free = priced(counts, LoadCost.ratio(0.3))
-    np.testing.assert_allclose(throughput(free, 1.0), throughput(counts[..., :5], 0.3))
+    np.testing.assert_allclose(free[..., 0] / free[..., 1], throughput(counts, 0.3))
     table = LoadCost.ratio(0.3, column=0.2)  # the first token of a round pays for the step, as every later one
-    spent = priced(counts, table)[..., 2] - free[..., 2]
+    spent = (priced(counts, table) - free)[..., 1]
     np.testing.assert_allclose(spent, 0.2 * counts[..., 0])
 
 
@@ -110,7 +110,7 @@ def test_a_round_costs_what_the_table_says_of_its_width(trace):
     for drafted, seconds_of_round in ((0, 2.0), (1, 5.5), (2, 6.0)):
         whole_rounds = counts[drafted][counts[drafted][:, 5 + drafted] == counts[drafted][:, 2]]
         assert len(whole_rounds) or drafted
-        cost = priced(whole_rounds, table)[:, 2]
+        cost = priced(whole_rounds, table)[:, 1]
         np.testing.assert_allclose(cost, whole_rounds[:, 2] * seconds_of_round / 2.0)
 
 
