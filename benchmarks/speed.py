@@ -104,20 +104,20 @@ def measure(
     max_new_tokens: int = 96,
     warm_up: int = 1,
     temperature: float = 1.0,
-    kept: Path | None = None,
+    results: Path | None = None,
 ) -> pd.DataFrame:
     """One line per decoder and group: new tokens, seconds, CPU seconds of all threads, forwards, and seconds inside forwards.
 
     `target_widths` are tokens per row of the target's forwards that read no prompt: prompts are longer than what is drafted.
-    kept  a CSV file of the groups that were measured before; each further one is added to it
+    results  a CSV file of the groups that were measured before; each further one is added to it
     """
     decoders = [decoder for decoder in decoders if decoder.batched or batch_size == 1]
     if not 1 <= batch_size <= len(prompts):
         raise InputError(f"batch size: expected 1 to {len(prompts)} (the prompts), got {batch_size}")
     groups = [prompts[i : i + batch_size] for i in range(0, len(prompts) - batch_size + 1, batch_size)]
     lines: list[dict[str, Any]] = []
-    if kept is not None and kept.exists():
-        lines = pd.read_csv(kept, dtype={"target_widths": str}, keep_default_na=False).to_dict("records")
+    if results is not None and results.exists():
+        lines = pd.read_csv(results, dtype={"target_widths": str}, keep_default_na=False).to_dict("records")
     before = {line["group"] for line in lines}
     missing = [(index, group) for index, group in enumerate(groups) if index not in before]
     for decoder in decoders if missing else ():
@@ -141,8 +141,8 @@ def measure(
                 "forward_seconds": target.seconds + draft.seconds,
             })  # fmt: skip
             bar.update(batch_size * (max_new_tokens - target.calls))
-        if kept is not None:
-            write_text(kept, pd.DataFrame(lines).to_csv(index=False))
+        if results is not None:
+            write_text(results, pd.DataFrame(lines).to_csv(index=False))
     bar.close()
     return pd.DataFrame(lines)
 

@@ -53,11 +53,11 @@ if SMALL:
 
 def models_of(folder: Path) -> list[Path]:
     """The two models of a folder, GGUF files or checkpoints, the larger one first. Raises InputError for another number."""
-    models = [path for path in folder.glob("*") if path.suffix == ".gguf" or (path / "config.json").is_file()]
+    models = [path for path in folder.glob("*") if path.suffix == ".gguf" or [*path.glob("*.safetensors")]]
     if len(models) != 2:
         names = ", ".join(sorted(path.name for path in models)) or "none"
         raise InputError(
-            f"PAIR: expected two models in {folder}, GGUF files or folders with a config.json: the larger one is the target; "
+            f"PAIR: expected two models in {folder}, GGUF files or folders with *.safetensors: the larger one is the target; "
             f"got {names}"
         )
     return sorted(models, key=size, reverse=True)

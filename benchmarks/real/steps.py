@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -180,31 +180,39 @@ def sweeps() -> None:
 
 
 def live() -> None:
-    """Decoding itself, in turns, every method as it comes, beside transformers. It needs no other step; a draft joins in."""
+    """Decoding itself, in turns, beside transformers: of a PAIR with chosen settings, else every method as it comes.
+
+    As it comes it needs no other step; a draft joins in.
+    """
     model()
     if PAIR or is_compact(SHIPPED):
         draft()
     pair, prompts = loaded(), encoded("live.jsonl")
-    tables = {str(size): asdict(costs_here(pair, size)[0][0]) for size in ((1,) if PAIR else (1, 4))}
+    ways = {(temperature, 1): chosen_ways(temperature) for temperature in DOMAINS} if PAIR else usual_ways(pair)
+    tables = {str(size): asdict(costs_here(pair, size)[0][0]) for size in sorted({size for _, size in ways})}
     drafted_by = noted("draft") if pair.drafts else None
     facts = {**machine_of(pair), "draft": drafted_by, "questions": len(prompts), "costs": tables}
+    if PAIR:
+        facts["ways"] = [way.name for decoders in ways.values() for way in decoders]
     path = FOLDER / "live.json"
     if not path.exists() or read_json(path) != json.loads(json.dumps(facts)):
-        for stale in FOLDER.glob("live-*.csv"):  # of another machine, draft or cost table
+        for stale in FOLDER.glob("live-*.csv"):  # of another machine, draft, cost table or setting
             stale.unlink()
         write_json(path, facts)
-    if PAIR:
-        for temperature in (0, 1):
-            measured(f"live-{temperature}-1", pair, prompts, chosen_ways(temperature), 1, temperature)
-        return
+    for (temperature, size), decoders in ways.items():
+        results = FOLDER / f"live-{temperature}-{size}.csv"
+        measure(pair, prompts, decoders, size, SIZES.live_tokens, temperature=float(temperature), results=results)
+
+
+def usual_ways(pair: ModelPair) -> dict[tuple[int, int], list[Decoder]]:
+    """By temperature and batch size the methods as they come, beside transformers."""
     single = [theirs(REFERENCE), theirs("transformers lookup", lookup=10)]
     names, few = [PLAIN, "lookup_rate"], [PLAIN, "lookup_rate", "batch_lookup_rate"]
     if pair.drafts:
         single.append(theirs("transformers assisted K=2", **constant(2)))
         names, few = [*names, "rate", "best_source"], [*few, "best_source", "batch_best_source"]
-    for temperature in (0, 1):
-        measured(f"live-{temperature}-1", pair, prompts, [*single, *map(as_it_comes, names)], 1, temperature)
-        measured(f"live-{temperature}-4", pair, prompts, [theirs(REFERENCE), *map(as_it_comes, few)], 4, temperature)
+    by_size = {1: [*single, *map(as_it_comes, names)], 4: [theirs(REFERENCE), *map(as_it_comes, few)]}
+    return {(temperature, size): decoders for temperature in (0, 1) for size, decoders in by_size.items()}
 
 
 def chosen_ways(temperature: int) -> list[Decoder]:
@@ -345,13 +353,6 @@ def layer() -> None:
             "analysis.advise", *target_words(), drafts, *few_words(), "batch_sizes=[1]", files
         )  # of other costs it only replays
         write_text(FOLDER / "layer" / f"{path.stem}.md", (folder / "advice.md").read_text("utf-8"))
-
-
-def measured(
-    name: str, pair: ModelPair, prompts: Any, decoders: Sequence[Decoder], batch_size: int, temperature: int
-) -> None:
-    path = FOLDER / f"{name}.csv"
-    measure(pair, prompts, [*decoders], batch_size, SIZES.live_tokens, temperature=float(temperature), kept=path)
 
 
 STEPS: dict[str, Callable[[], None]] = {

@@ -49,7 +49,7 @@ def test_a_run_without_a_compact_draft_is_one_line(tmp_path):
 
 def test_of_the_two_models_of_a_folder_the_larger_one_is_the_target(tmp_path):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "config.json").write_text("{}")
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"x")
     (tmp_path / "notes.txt").write_text("x" * 99)
     with pytest.raises(InputError, match="expected two models in .* got a$") as error:
         models_of(tmp_path)
@@ -89,7 +89,7 @@ def test_what_was_measured_is_kept_group_by_group(tmp_path):
         pair.target(input_ids=torch.tensor(group))
         return [[1, 2]]
 
-    shared = {"max_new_tokens": 2, "warm_up": 0, "kept": tmp_path / "live.csv"}
+    shared = {"max_new_tokens": 2, "warm_up": 0, "results": tmp_path / "live.csv"}
     with pytest.raises(KeyboardInterrupt):
         measure(pair, prompts, [Decoder("one", run)], **shared)
     broken.clear()
