@@ -52,7 +52,7 @@ examples: $(READY) ## the examples/ on the toy pair (4 minutes)
 evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)
 	$(RUN) -m benchmarks.evidence $(ARGS)
 
-real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions; ARGS="--help"); two hours
+real: $(READY) ## everything on SmolLM2 135M (PAIR=FOLDER: another pair) and real questions, into outputs/real/ (DATA=FOLDER of questions; ARGS="--help"); two hours
 	OMP_WAIT_POLICY=PASSIVE $(RUN) -m benchmarks.real $(if $(DATA),--data $(DATA)) $(ARGS)
 
 engines: $(READY) ## vLLM and llama.cpp beside this package, count for count, into outputs/engines/ (3.4 GB of environments first; ARGS="--help")

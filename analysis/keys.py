@@ -23,7 +23,7 @@ from toolkit.config.commands import (
     Shared,
     Tracked,
 )
-from toolkit.config.notes import AtLeast, Between, Choice, ConfigGroup, File, Head, Model, Probability
+from toolkit.config.notes import AtLeast, Between, Choice, ConfigGroup, File, Head, Model, Neutral, Probability
 
 AProbability = Annotated[float, Probability]
 Resamples = Annotated[Count, "bootstrap samples"]
@@ -291,6 +291,9 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         "with `statistics`: {DOMAIN: TRACES}, rows are compared, their settings chosen here",
     ] = None
     tests: Annotated[Named | None, "with `tuning`: {DOMAIN: TRACES}, every number is of these"] = None
+    costs: Annotated[
+        Named | None, Neutral(None), "with `tuning`: {NAME: cost table, JSON or CSV}: rows are compared at these, too"
+    ] = None
     form: Annotated[
         Literal["best", "log_odds", "ratio", "numbers", "products"],
         "with `statistics`: what is read; products of numbers carry over worse to other texts; best: whichever predicts better",

@@ -149,9 +149,11 @@ class ForwardMeter:
     tokens   positions they computed, padding included
     widths   tokens per row of each, padding included
     seconds  wall-clock seconds inside them; on CUDA only with `synchronize`, which slows what it measures
+    on_forward  called after each
     """
 
-    def __init__(self, model: Any, synchronize: bool = False):
+    def __init__(self, model: Any, synchronize: bool = False, on_forward: Callable[[], object] = lambda: None):
+        self.on_forward = on_forward
         self.model, self.synchronized = model, [model.device] if synchronize else []
         self.calls = self.tokens = 0
         self.widths: list[int] = []
@@ -199,3 +201,4 @@ class ForwardMeter:
         if self._replaying:
             return
         self.seconds += now(self.synchronized) - self._started
+        self.on_forward()

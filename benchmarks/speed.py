@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -102,24 +104,33 @@ def measure(
     max_new_tokens: int = 96,
     warm_up: int = 1,
     temperature: float = 1.0,
+    results: Path | None = None,
 ) -> pd.DataFrame:
     """One line per decoder and group: new tokens, seconds, CPU seconds of all threads, forwards, and seconds inside forwards.
 
     `target_widths` are tokens per row of the target's forwards that read no prompt: prompts are longer than what is drafted.
+    results  a CSV file of the groups that were measured before; each further one is added to it
     """
     decoders = [decoder for decoder in decoders if decoder.batched or batch_size == 1]
     if not 1 <= batch_size <= len(prompts):
         raise InputError(f"batch size: expected 1 to {len(prompts)} (the prompts), got {batch_size}")
     groups = [prompts[i : i + batch_size] for i in range(0, len(prompts) - batch_size + 1, batch_size)]
-    for decoder in decoders:
+    lines: list[dict[str, Any]] = []
+    if results is not None and results.exists():
+        lines = pd.read_csv(results, dtype={"target_widths": str}, keep_default_na=False).to_dict("records")
+    before = {line["group"] for line in lines}
+    missing = [(index, group) for index, group in enumerate(groups) if index not in before]
+    for decoder in decoders if missing else ():
         for group in groups[:warm_up]:
             decoder.run(pair, group, max_new_tokens, 0, temperature)
-    lines = []
-    for index, group in enumerate(tqdm(groups, desc=f"batch {batch_size}", unit="group")):
+    most = len(missing) * len(decoders) * batch_size * max_new_tokens
+    bar = tqdm(total=most, desc=f"batch {batch_size}", unit="token")
+    for index, group in missing:
         first, shortest = index % len(decoders), min(map(len, group))
         for decoder in decoders[first:] + decoders[:first]:
             draft_model = pair.draft or torch.nn.Identity()  # a target alone: nothing is counted
-            with ForwardMeter(pair.target) as target, ForwardMeter(draft_model) as draft:
+            advance = partial(bar.update, batch_size)  # each pass of the target gives one token at least
+            with ForwardMeter(pair.target, on_forward=advance) as target, ForwardMeter(draft_model) as draft:
                 started, cpu_started = perf_counter(), process_time()
                 sequences = decoder.run(pair, group, max_new_tokens, index, temperature)
                 seconds, cpu_seconds = perf_counter() - started, process_time() - cpu_started
@@ -129,6 +140,10 @@ def measure(
                 "target_forwards": target.calls, "draft_forwards": draft.calls,
                 "forward_seconds": target.seconds + draft.seconds,
             })  # fmt: skip
+            bar.update(batch_size * (max_new_tokens - target.calls))
+        if results is not None:
+            write_text(results, pd.DataFrame(lines).to_csv(index=False))
+    bar.close()
     return pd.DataFrame(lines)
 
 

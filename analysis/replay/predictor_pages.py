@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.replay.predictor_costs import cost_tables
 from analysis.replay.predictor_rows import COLD, STATISTICS
 from analysis.tables.files import markdown
 from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
@@ -42,6 +43,13 @@ def page(tables: Mapping[str, pd.DataFrame], cost_ratio: float, positions: int) 
         "Share with a level chosen on the domain's own tuning texts / without a level, raw.",
         markdown(transfer(every, rows)),
     ]
+    if "costs" in tables:
+        parts += [
+            "## Tokens per cost, at cost tables",
+            "Plain decoding makes 1, and K = 0 does not draft. Numbers are chosen at each table's costs; without a level, the "
+            "rate rule decides by the table. Shares are of the way from the best fixed K to the upper bound.",
+            *cost_tables(tables["costs"], list(main.method.unique())),
+        ]
     if len(tables["drift"]):  # domains of one draft and temperature, two at least
         parts += [
             "## The domain changes in the middle",

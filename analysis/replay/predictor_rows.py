@@ -5,11 +5,12 @@
     online, carried   its weights carried from text to text; the level is the one that `online, cold` chose
     online, warm      carried through the domain's tuning texts, then fixed
     log odds, fitted  its form, fitted to the domain's tuning texts at once; `and log ratio`: with the second number of q
-    statistics        fitted to the recordings of `statistics`; `of DOMAIN`: to that domain's tuning texts alone
+    statistics        fitted to the recordings of `statistics`; `of DOMAIN`: to that domain's tuning texts alone; `that ship`:
+                      the weights of the package
     heads             trained ones, by kind and positions of training
     perfect confidence  sum min(p, q) of this position known, and nothing of the drawn token or of later positions
 
-Shapes: n tokens.
+Shapes: n tokens, M most tokens of a round.
 """
 
 from __future__ import annotations
@@ -33,20 +34,23 @@ from toolkit.acceptance.calibration.by_depth import ByDepth, Calibration
 from toolkit.acceptance.folder import scorer_with
 from toolkit.acceptance.online import RowLogistic
 from toolkit.acceptance.statistics import OUTPUTS
+from toolkit.costs.load import LoadCost
 from toolkit.stopping import Bounded, Confidence, OnlineRate, Rate, Tail
+from toolkit.stopping.prices import PriceTable
 from toolkit.trace import Trace, bounds
-from toolkit.trace.replay import by_rounds, carried, sweep_levels
+from toolkit.trace.replay import Replayed, by_rounds, carried, sweep_levels
 from toolkit.trace.steps import RecordedStep, step_after
 from toolkit.types import DraftStep
 
 CARRIED, COLD, WARM, STATISTICS = "online, carried", "online, cold", "online, warm", "statistics"
+SHIPPED = "statistics that ship"
 
 
 @dataclass(frozen=True)
 class Predictor:
     """One row of the table.
 
-    counts     of a trace at every level [levels, texts, counts]
+    counts     of a trace at every level, `counted` [levels, texts, counts + M + 1]
     estimator  gives `drawn_probs`, or `read_prob`, of recorded steps; None: it predicts none
     call       one estimate of a token, to be timed; None: nothing is estimated
     positions  of training; None: not known, or none
@@ -75,11 +79,16 @@ class PerfectConfidence:
         return alpha, torch.ones_like(alpha)
 
 
+def counted(replayed: Replayed) -> Array:
+    """Every text's counts, then its rounds that drafted 0, 1, 2, ... tokens [texts, counts + M + 1]."""
+    return np.concatenate([replayed.per_text, replayed.drafted], 1)
+
+
 def of_policy(policy: Any, **facts: Any) -> Predictor:
     """The row of a threshold policy without memory."""
 
     def counts(trace: Trace, levels: list[float]) -> Array:
-        return np.stack([replayed.per_text for replayed in sweep_levels(trace, policy, levels, 1)])
+        return np.stack([counted(replayed) for replayed in sweep_levels(trace, policy, levels, 1)])
 
     return Predictor(counts, **facts)
 
@@ -132,16 +141,17 @@ def untrained() -> dict[str, Predictor]:
 
     def expected(trace: Trace, levels: list[float]) -> Array:
         counts = np.array([[text[name] for name in COUNTS] for text in bounds.oracle(trace, trace.max_drafted)])
-        return np.stack([counts] * len(levels))
+        return np.stack([np.concatenate([counts, bounds.oracle_lengths(trace)], 1)] * len(levels))
 
     def replayed(of: Callable[[Trace, float], Any]) -> Callable[[Trace, list[float]], Array]:
-        return lambda trace, levels: np.stack([of(trace, level).per_text for level in levels])
+        return lambda trace, levels: np.stack([counted(of(trace, level)) for level in levels])
 
     confidence = ConfidenceEstimator()
     return {
-        FIXED: Predictor(lambda trace, levels: np.stack([v.per_text for k, v in bounds.fixed(trace).items() if k])),
+        FIXED: Predictor(lambda trace, levels: np.stack([counted(each) for each in bounds.fixed(trace).values()])),
         "confidence": of_policy(Confidence(0.5), estimator=confidence, call=confidence.drawn_probs),
         "tail product": of_policy(Tail(0.5), call=confidence.drawn_probs),
+        SHIPPED: of_estimator(StatisticsEstimator().bind(None)),
         COLD: Predictor(replayed(lambda trace, level: by_rounds(trace, online(trace, level)))),
         CARRIED: Predictor(replayed(lambda trace, level: carried(trace, online(trace, level))[0]), at=COLD),
         "perfect confidence": of_policy(Rate(PerfectConfidence(), rate=1.0), estimator=PerfectConfidence()),
@@ -173,11 +183,16 @@ def estimated(estimator: Any, trace: Trace, part: Samples) -> dict[str, tuple[Te
     return labelled
 
 
-def without_level(trace: Trace, estimator: Any, cost_ratio: float) -> Array | None:
-    """Counts [texts, counts] of an estimator's own rule at a known cost, no level chosen; None: it has no such rule."""
+def without_level(trace: Trace, estimator: Any, cost: float | LoadCost) -> Array | None:
+    """What an estimator's own rule counts at c or at a table of costs, no level chosen; None: it has no such rule."""
     if not hasattr(estimator, "drawn_probs"):
         return None
-    return by_rounds(trace, Bounded(Rate(estimator, cost_ratio), 1, trace.max_drafted)).per_text
+    if isinstance(cost, LoadCost):
+        prices = PriceTable.of(cost, 1, trace.max_drafted, flat=False, blocks=trace.blocks)
+        rule = Rate(estimator, deepest=trace.max_drafted, prices=prices)
+    else:
+        rule = Rate(estimator, cost)
+    return counted(by_rounds(trace, Bounded(rule, 1, trace.max_drafted)))
 
 
 def with_calibration(estimator: Any, calibration: Calibration) -> Any:

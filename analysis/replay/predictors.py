@@ -11,13 +11,14 @@ tables' domains are those of the draft and the temperature of `statistics`; othe
                  rate rule at cost_ratio, raw and calibrated
     calibration  ECE by depth, raw and calibrated
     drift        the domain changes in the middle: everything chosen and fitted on the one before
+    costs, cost_texts  with costs={NAME: FILE}: what rows are worth at cost tables (`analysis.replay.predictor_costs`)
     predictors.md  the same as people read it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ from analysis import keys
 from analysis.replay.calibrate import fitted_maps, scored_maps
 from analysis.replay.fit_samples import Samples, samples, score
 from analysis.replay.head_folders import CandidateHead, find_heads
+from analysis.replay.predictor_costs import at_costs, read_tables
+from analysis.replay.predictor_domain import Domain
 from analysis.replay.predictor_pages import carries_over, page
 from analysis.replay.predictor_rows import (
     CARRIED,
@@ -37,6 +40,7 @@ from analysis.replay.predictor_rows import (
     STATISTICS,
     WARM,
     Predictor,
+    counted,
     estimated,
     head_labels,
     of_head,
@@ -50,7 +54,7 @@ from analysis.replay.predictor_rows import (
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table, save_table
 from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
-from analysis.tables.rows import Array, throughput
+from analysis.tables.rows import COUNTS, Array, throughput
 from analysis.tables.standing import standing
 from toolkit.config import instantiate, plain
 from toolkit.engine.facts import vocab_size
@@ -66,23 +70,7 @@ from toolkit.types import DraftStep
 CALLS = 300  # of an estimator, timed
 SIZES = (1000, 5000, 20000)  # positions of the learning curve; the last ones are all
 REFERENCES = (FIXED, UPPER_BOUND, ORACLE)
-
-
-@dataclass
-class Domain:
-    """The recordings of a domain, and the level of every row that is best on the tuning one.
-
-    home     recorded with the draft and at the temperature of `statistics`
-    counts   [texts, counts] of a row at its level, on the test texts
-    """
-
-    name: str
-    dev: Trace
-    test: Trace
-    home: bool
-    rows: dict[str, Predictor]
-    chosen: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, Array] = field(default_factory=dict)
+COST_TABLES = ("costs", "cost_texts")
 
 
 def compare_predictors(cfg: keys.Heads) -> Path:
@@ -101,6 +89,7 @@ def compare_predictors(cfg: keys.Heads) -> Path:
     drafts, temperatures = zip(*map(_recorded_with, recordings), strict=True)
     same_draft = [folder for folder, name in zip(recordings, drafts, strict=True) if name == drafts[0]][len(learned) :]
     heads = find_heads(plain(cfg.heads), same_draft) if cfg.heads is not None else []
+    tables = read_tables(plain(cfg.costs) or {}, cfg.max_drafted)
     stage = open_stage("heads", cfg, inputs=[folder / SUMMARY for folder in recordings], ignore=("track",))
     if not stage.finished:
         draft = instantiate(cfg.draft)
@@ -121,10 +110,14 @@ def compare_predictors(cfg: keys.Heads) -> Path:
         depths = [estimator.depths for estimators in scored for estimator in estimators.values()]
         save_table(pd.concat(depths, ignore_index=True), stage.folder, "calibration")
         save_table(_drift([domain for domain in domains if domain.home], cfg), stage.folder, "drift")
+        if tables:
+            bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+            of_tables = [at_costs(domain, *named, bootstrap) for domain in domains for named in tables.items()]
+            for name, parts in zip(COST_TABLES, zip(*of_tables, strict=True), strict=True):
+                save_table(pd.concat(parts, ignore_index=True), stage.folder, name)
         stage.finish(positions=len(fitted.depth))
-    names = ("predictors", "calibration", "drift")
-    tables = {name: read_table(stage.folder, name) for name in names}
-    text = page(tables, cfg.cost_ratio, stage.manifest["positions"])
+    names = ("predictors", "calibration", "drift", *(COST_TABLES[:1] if tables else ()))
+    text = page({name: read_table(stage.folder, name) for name in names}, cfg.cost_ratio, stage.manifest["positions"])
     write_text(stage.folder / "predictors.md", text)
     print(text)
     return stage.folder
@@ -161,38 +154,26 @@ def _tuned(
     dev, test = (read_traces(folder) for folder in folders)
     for head in heads:
         dev, test = (_with_head(trace, head, draft) for trace in (dev, test))
-    levels, rows = [float(h) for h in cfg.thresholds], untrained()
+    rows = untrained()
     if dev.run is not None:  # of a draft that reads the target's states: acceptance depends on where the round began
         del rows[ORACLE]
     rows |= {"log odds, fitted": of_statistics(part, "log_odds", cfg.seed)}
     rows |= {"log odds and log ratio, fitted": of_statistics(part, "ratio", cfg.seed)}
     rows |= {**fitted, **{name: of_head(head, draft) for name, head in head_labels(heads).items()}}
-    if not home:
+    if not home and cfg.costs is None:
         rows = {row: predictor for row, predictor in rows.items() if row in REFERENCES or carries_over(row)}
-    domain = Domain(name, dev, test, home, rows)
+    domain = Domain(name, dev, test, home, rows, [float(h) for h in cfg.thresholds])
 
     def choose(row: str) -> None:
-        predictor = domain.rows[row]
-        if predictor.at is None:
-            on_dev = throughput(predictor.counts(dev, levels).sum(1), cfg.cost_ratio)
-            domain.chosen[row] = int(on_dev.argmax())
-        else:
-            domain.chosen[row] = domain.chosen[predictor.at]
-        domain.counts[row] = _at_level(domain, row, test, levels)
+        domain.chosen[row] = domain.best(row, lambda counts: throughput(counts, cfg.cost_ratio))
+        domain.counts[row] = domain.at(row, domain.chosen[row], test)
 
     for row in domain.rows:
         choose(row)
     if home:
-        domain.rows[WARM] = warm(dev, levels[domain.chosen[COLD]])
+        domain.rows[WARM] = warm(dev, domain.levels[domain.chosen[COLD]])
         choose(WARM)
     return domain
-
-
-def _at_level(domain: Domain, row: str, trace: Trace, levels: list[float]) -> Array:
-    """Counts [texts, counts] of a row on a trace, at the level that the domain chose for it."""
-    chosen = domain.chosen[row]
-    counts = domain.rows[row].counts(trace, levels if row == FIXED else [levels[chosen]])
-    return counts[chosen if row == FIXED else 0]
 
 
 class Scored(NamedTuple):
@@ -200,9 +181,7 @@ class Scored(NamedTuple):
 
     depths: pd.DataFrame  # ECE by depth and over all, raw and calibrated on the tuning texts
     figures: dict[str, Any]  # AUC and log loss of drawn tokens, and ECE as the mean over depths
-    without_level: dict[
-        str, Array | None
-    ]  # by column, counts [texts, counts] of the rate rule; None: not its estimator
+    without_level: dict[str, Array | None]  # by column, what the rate rule counts; None: not its estimator
 
 
 def _scored(domain: Domain, cfg: keys.Heads) -> dict[str, Scored]:
@@ -226,10 +205,9 @@ def _scored(domain: Domain, cfg: keys.Heads) -> dict[str, Scored]:
 
 def _predictors(domain: Domain, scored: Mapping[str, Scored], draft: Any, cfg: keys.Heads) -> pd.DataFrame:
     """The lines of a domain: its rows at their levels, and in `free` and `free_calibrated` the shares without one."""
-    levels, facts = [float(h) for h in cfg.thresholds], []
+    facts = []
     for row, predictor in domain.rows.items():
-        chosen = domain.chosen[row]
-        setting = "" if row == ORACLE else f"K={chosen + 1}" if row == FIXED else f"h={levels[chosen]:g}"
+        setting = "" if row == ORACLE else domain.setting(row, domain.chosen[row])
         fact: dict[str, Any] = {"setting": setting, "positions": predictor.positions, "states": predictor.needs_states}
         fact |= scored[row].figures if row in scored else {}
         if predictor.call is not None:
@@ -241,7 +219,7 @@ def _predictors(domain: Domain, scored: Mapping[str, Scored], draft: Any, cfg: k
             if of_rule is not None:
                 counts[f"{row}/{name}"] = of_rule
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    table = standing(np.stack(list(counts.values()), 1), list(counts), FIXED, cfg.cost_ratio, bootstrap)
+    table = _standing(counts, cfg.cost_ratio, bootstrap)
     shares = table.set_index("method").upper_bound_share
     table = table[table.method.isin(list(domain.counts))].set_index("method")
     for name in ("free", "free_calibrated"):
@@ -255,24 +233,29 @@ def _drift(domains: list[Domain], cfg: keys.Heads) -> pd.DataFrame:
 
     Shares are measured on the second half, against its own best fixed K and upper bound.
     """
-    levels, tables = [float(h) for h in cfg.thresholds], []
+    tables = []
     for before, after in zip(domains, domains[1:] + domains[:1], strict=True):
         if before is after:
             continue
         counts = {FIXED: after.counts[FIXED], UPPER_BOUND: after.counts[UPPER_BOUND]}
-        counts["best fixed K of the first domain"] = _at_level(before, FIXED, after.test, levels)
+        counts["best fixed K of the first domain"] = before.at(FIXED, before.chosen[FIXED], after.test)
         for row in before.rows:
             others = row.startswith(f"{STATISTICS} of ") and row != f"{STATISTICS} of {before.name}"
             if row not in REFERENCES and row != CARRIED and not others:
                 name = row.replace(f"{STATISTICS} of {before.name}", f"{STATISTICS} of the first domain")
-                counts[name] = _at_level(before, row, after.test, levels)
-        level, alone = levels[before.chosen[COLD]], [replace(d.test, estimates={}) for d in (before, after)]
+                counts[name] = before.at(row, before.chosen[row], after.test)
+        level, alone = before.levels[before.chosen[COLD]], [replace(d.test, estimates={}) for d in (before, after)]
         both, _ = carried(join(alone), online(join(alone), level))
-        counts[CARRIED] = both.per_text[before.test.num_texts :]
+        counts[CARRIED] = counted(both)[before.test.num_texts :]
         bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-        table = standing(np.stack(list(counts.values()), 1), list(counts), FIXED, cfg.cost_ratio, bootstrap)
+        table = _standing(counts, cfg.cost_ratio, bootstrap)
         tables.append(table.assign(before=before.name, after=after.name, prompts=after.test.num_texts))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"method": []})
+
+
+def _standing(counts: Mapping[str, Array], cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
+    """`standing` of rows by their counts [texts, counts + M + 1]."""
+    return standing(np.stack([*counts.values()], 1)[..., : len(COUNTS)], [*counts], FIXED, cost_ratio, bootstrap)
 
 
 def _with_head(trace: Trace, head: CandidateHead, draft: Any) -> Trace:

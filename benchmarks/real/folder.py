@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import ROOT
+from benchmarks.real.pair import PAIR, SMALL, models_of
 from toolkit import ModelPair
 from toolkit.drafts.folders import kind_in
 from toolkit.errors import InputError
@@ -20,7 +21,9 @@ from toolkit.files.text import lines_of
 from toolkit.runs.stage import read_manifest
 
 DEVICE = os.environ.get("DEVICE", "cpu")
-FOLDER = ROOT / "outputs" / os.environ.get("OUT", "real" if DEVICE == "cpu" else f"real_{DEVICE}")
+NAMES = ("real", PAIR and Path(PAIR).resolve().name, DEVICE if DEVICE != "cpu" else "", "small" if SMALL else "")
+FOLDER = ROOT / "outputs" / os.environ.get("OUT", "_".join(filter(None, NAMES)))
+REPORTED = "test.jsonl" if PAIR else "spec_bench.jsonl"
 SHIPPED = Path(__file__).parent / "draft"
 
 
@@ -61,9 +64,10 @@ def has(key: str) -> bool:
 
 
 def noted(key: str) -> str:
-    """A folder or file that an earlier step made. Raises KeyError where that step has not run."""
-    path = FOLDER / "folders.json"
-    return str((read_json(path) if path.exists() else {})[key])
+    """A folder or file that an earlier step made. Raises InputError where that step has not run."""
+    if not has(key):
+        raise InputError(f"make real: expected `{key}` of an earlier step in {FOLDER}, found none: run that step first")
+    return str(read_json(FOLDER / "folders.json")[key])
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -81,7 +85,9 @@ def write_prompts(name: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def weights() -> Path:
-    """The target's file."""
+    """The target: a file, or of a PAIR a file or folder."""
+    if PAIR:
+        return models_of(Path(PAIR).resolve())[0]
     (path,) = FOLDER.glob("*.gguf")
     return path
 

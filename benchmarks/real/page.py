@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,11 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.replay.predictor_costs import standing_of
 from analysis.tables.bootstrap import Bootstrap, brackets
 from analysis.tables.files import markdown, read_table
 from analysis.tables.rows import COUNTS
+from analysis.tables.standing import interval_text
 from benchmarks.evidence import made_by
-from benchmarks.real.folder import FOLDER, noted, rows_of
+from benchmarks.real.folder import FOLDER, REPORTED, noted, rows_of, weights
+from benchmarks.real.pair import PAIR, SIZES
+from benchmarks.real.predictors import DOMAINS, SERVED
 from benchmarks.real.settings import FIXED, PLAIN, choices, replayed
 from benchmarks.speed import summary
 from toolkit.costs.table import CostTable
@@ -28,11 +33,14 @@ BOOTSTRAP = Bootstrap(4000, seed=0)
 def page() -> None:
     """outputs/real/index.md, of the steps that are done."""
     steps = read_json(FOLDER / "steps.json")
-    parts = ["# SmolLM2-135M-Instruct on real questions", made_by("benchmarks.real", perf_counter())]
+    models = f"{weights().name} with {Path(noted('draft')).name}" if PAIR else "SmolLM2-135M-Instruct"
+    parts = [f"# {models} on real questions", made_by("benchmarks.real", perf_counter())]
     minutes = ", ".join(f"{name} {step['seconds'] / 60:.1f}" for name, step in steps.items())
     disk = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) / 2**20
     memory = max(step["MiB"] for step in steps.values())
     parts.append(f"Minutes of each step: {minutes}. Memory: {memory:,} MiB at most. Disk: {disk:,.0f} MiB.")
+    if SERVED.exists():
+        parts.append(f"The target's answers are an engine's, in its rounding: `{' '.join(read_json(SERVED))}`.")
     parts += [f"## {title}\n\n" + "\n".join(lines()) for title, lines in SECTIONS.items() if ready(lines)]
     write_text(FOLDER / "index.md", "\n\n".join(parts) + "\n")
     print(f"output: {FOLDER / 'index.md'}")
@@ -41,7 +49,7 @@ def page() -> None:
 def replay_table(temperature: int) -> Iterator[str]:
     """One line per method with its chosen setting: rates, and tokens per target time with paired intervals."""
     rows, chosen = replayed("test", temperature), choices(temperature)
-    category = {row["id"]: row["category"] for row in rows_of(FOLDER / "spec_bench.jsonl")}
+    category = {row["id"]: row["category"] for row in rows_of(FOLDER / REPORTED)}
     by_method = {
         method: rows[(rows.method == method) & (rows.setting == setting)].set_index("prompt")
         for method, setting in chosen.items()
@@ -92,6 +100,30 @@ def by_category(values: dict[str, Any], categories: Sequence[str]) -> Iterator[s
         yield f"| {method} | " + " | ".join(f"{value:.2f}" for value in rate / rates[PLAIN]) + " |"
 
 
+def kinds_table(temperature: int) -> Iterator[str]:
+    """What predictors are worth by category, where it has questions enough, at every cost table."""
+    texts = read_table(Path(noted("predictors")), "cost_texts")
+    texts = texts[(texts.domain == DOMAINS[temperature]) & ~texts.method.str.contains(" of ")]
+    category = pd.Series([row["category"] for row in rows_of(FOLDER / REPORTED)])
+    enough = [name for name, count in category.value_counts(sort=False).items() if count >= SIZES.fewest]
+    for costs, at_table in texts.groupby("costs", sort=False):
+        columns: dict[str, list[str]] = {}
+        for name in enough:
+            lines = standing_of(at_table[at_table.row.map(category) == name], BOOTSTRAP)
+            entries = [line for _, line in lines.iterrows()]
+            columns = columns or {f"at costs {costs}": list(lines.method)}
+            columns[name] = [interval_text(line, "throughput", "{:.3f}") for line in entries]
+            columns[f"share, {name}"] = [interval_text(line, "upper_bound_share", "{:.0%}") for line in entries]
+        yield markdown(pd.DataFrame(columns)) + "\n"
+
+
+def layer_tables() -> Iterator[str]:
+    """Advice with both drafts, by cost table."""
+    for path in sorted((FOLDER / "layer").glob("*.md")):
+        yield f"### At costs {path.stem}\n"
+        yield re.sub("^#+", "####", path.read_text("utf-8"), flags=re.MULTILINE)
+
+
 def live_table(temperature: int, batch_size: int) -> Iterator[str]:
     """Seconds of decoding, in turns, and what they were measured on."""
     facts = read_json(FOLDER / "live.json")
@@ -111,7 +143,7 @@ def live_table(temperature: int, batch_size: int) -> Iterator[str]:
     yield "|---|---:|---:|"
     lines = lines.assign(cost=costs_of(lines, CostTable(**facts["costs"][str(batch_size)])))
     yield from beside_plain(lines)
-    if batch_size == 1:
+    if batch_size == 1 and not PAIR:
         ways = lines.sort_values("group").groupby("decoder", sort=False)
         yield from by_category(
             {way: part[["tokens", "cost"]].to_numpy(float) for way, part in ways},
@@ -248,3 +280,6 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "Greedy texts beside those of transformers": greedy_table,
     "Advice": tables_of("advice alone", "advice"),
 }
+if PAIR:
+    SECTIONS |= {f"By category, T = {temperature}": partial(kinds_table, temperature) for temperature in DOMAINS}
+    SECTIONS["Which draft: its own, or one layer of the target"] = layer_tables

@@ -17,8 +17,9 @@ import pandas as pd
 from analysis.replay.drafts import alphas
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown
-from benchmarks.real.folder import FOLDER, SHIPPED, rows_of, weights
-from benchmarks.real.predictors import DOMAINS, TOKENS, part_answers
+from benchmarks.real.folder import FOLDER, REPORTED, SHIPPED, rows_of, weights
+from benchmarks.real.pair import SIZES
+from benchmarks.real.predictors import DOMAINS, part_answers
 from data_gen.texts import read_responses
 from toolkit import ModelPair
 from toolkit.distillation.drafts import CARD
@@ -75,7 +76,7 @@ def copied(source: Path, folder: Path) -> None:
 def by_category(draft: Path) -> list[str]:
     """A table of alpha by category, and what it is of."""
     pair = ModelPair.from_pretrained(str(weights()), draft, writable=False)
-    categories = {str(row["id"]): row["category"] for row in rows_of(FOLDER / "spec_bench.jsonl")}
+    categories = {str(row["id"]): row["category"] for row in rows_of(FOLDER / REPORTED)}
     columns, totals = {}, []
     for temperature in DOMAINS:
         responses = read_responses(part_answers("test", temperature), same_ends=True)
@@ -89,7 +90,7 @@ def by_category(draft: Path) -> list[str]:
         totals.append(f"T = {temperature}: {float(alpha):.3f} [{float(low):.3f}, {float(high):.3f}]")
     table = pd.DataFrame(columns).round(3).rename_axis("category").reset_index()
     return [
-        f"alpha, the probability that a drafted token is accepted, on {len(categories)} questions, {TOKENS} tokens each, with "
-        f"95 % intervals over questions. {'; '.join(totals)}. Nothing was trained or chosen on them.",
+        f"alpha, the probability that a drafted token is accepted, on {len(categories)} questions, {SIZES.tokens} tokens each, "
+        f"with 95 % intervals over questions. {'; '.join(totals)}. Nothing was trained or chosen on them.",
         markdown(table),
     ]

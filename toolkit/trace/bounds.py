@@ -72,13 +72,21 @@ def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float
 
     Raises InputError for recordings by start: there a position has a draw for every round that may visit it.
     """
+    return [expected_counts(probs, max_drafted) for probs in _text_probs(trace)]
+
+
+def oracle_lengths(trace: Trace) -> Array:
+    """Its expected rounds of each text by the tokens that they draft [T, M + 1]. Raises InputError likewise."""
+    return np.stack([expected_lengths(probs, trace.max_drafted)[0] for probs in _text_probs(trace)])
+
+
+def _text_probs(trace: Trace) -> list[Array]:
+    """a_1..a_N of every text."""
     if trace.run is not None:
         raise InputError(
             "the oracle needs a draft whose acceptance at a position does not depend on where its round began"
         )
-    sequences = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
-    probs = trace.text_accept_prob.double().numpy()
-    return [expected_counts(probs[first:last], max_drafted) for first, last in sequences]
+    return np.split(trace.text_accept_prob.double().numpy(), trace.text_first[1:-1].numpy())
 
 
 def expected_counts(accept_probs: Array, max_drafted: int | None = None) -> dict[str, float]:
@@ -91,15 +99,22 @@ def expected_counts(accept_probs: Array, max_drafted: int | None = None) -> dict
     free = accept_probs[:-1]
     drafted = float(free.sum())
     if max_drafted is not None:
-        depth = np.zeros(max_drafted + 1)  # probability of each number of tokens drafted so far in the round
-        depth[0], drafted = 1.0, 0.0
-        for prob in free:
-            goes_on = depth[:-1] * prob
-            drafted += float(goes_on.sum())
-            depth = np.concatenate([[1.0 - goes_on.sum()], goes_on])
+        _, drafted = expected_lengths(accept_probs, max_drafted)
     length = float(len(accept_probs))
     counts = {"num_drafted": drafted, "num_draft_calls": drafted, "num_target_calls": length - drafted}
     return {**counts, "num_generated": length, "num_discarded": 0.0}
+
+
+def expected_lengths(accept_probs: Array, max_drafted: int) -> tuple[Array, float]:
+    """Its expected rounds that draft 0, 1, ... tokens [max_drafted + 1], and the tokens drafted in all of them."""
+    depth = np.zeros(max_drafted + 1)  # probability of each number of tokens drafted so far in the round
+    depth[0], drafted, rounds = 1.0, 0.0, np.zeros(max_drafted + 1)
+    for prob in accept_probs[:-1]:
+        goes_on = depth[:-1] * prob
+        rounds += depth - np.append(goes_on, 0.0)
+        drafted += float(goes_on.sum())
+        depth = np.concatenate([[1.0 - goes_on.sum()], goes_on])
+    return rounds + depth, drafted
 
 
 def acceptance_probs(

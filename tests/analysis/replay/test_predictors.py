@@ -8,13 +8,26 @@ import torch
 
 from analysis.heads import run
 from analysis.replay.fit_samples import samples
-from analysis.replay.predictor_rows import PerfectConfidence, estimated, of_policy, online, untrained, with_calibration
+from analysis.replay.predictor_costs import at_costs, priced
+from analysis.replay.predictor_domain import Domain
+from analysis.replay.predictor_rows import (
+    PerfectConfidence,
+    counted,
+    estimated,
+    of_policy,
+    online,
+    untrained,
+    with_calibration,
+)
+from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
 from analysis.tables.grid import FIXED, ORACLE
+from analysis.tables.rows import throughput
 from data_gen import responses, traces
 from toolkit import ModelPair, config, train
 from toolkit.acceptance import OnlineLogistic, StatisticsEstimator
 from toolkit.acceptance.calibration.by_depth import ByDepth, Calibration
+from toolkit.costs.load import LoadCost, grid_of
 from toolkit.drafts.eagle3 import format as eagle3
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, OnlineRate, Rate
@@ -69,11 +82,49 @@ def test_untrained_rows_count_the_same_tokens(trace):
     produced = trace.lengths().sum()
     for name, row in untrained().items():
         counts = row.counts(trace, [0.25, 0.75])
-        assert len(counts) == (trace.max_drafted if name == FIXED else 2)
+        assert len(counts) == (trace.max_drafted + 1 if name == FIXED else 2)
         assert (counts[..., 3].sum(1) == float(produced)).all(), name
+        rounds = counts[..., 5:]
+        np.testing.assert_allclose(rounds.sum(-1), counts[..., 2], err_msg=name)
+        np.testing.assert_allclose(rounds @ np.arange(trace.max_drafted + 1), counts[..., 0], err_msg=name)
     assert np.array_equal(
-        untrained()["online, cold"].counts(trace, [0.4])[0], by_rounds(trace, online(trace, 0.4)).per_text
+        untrained()["online, cold"].counts(trace, [0.4])[0], counted(by_rounds(trace, online(trace, 0.4)))
     )
+
+
+def test_a_table_with_free_columns_costs_what_its_ratio_does(trace):
+    counts = untrained()["confidence"].counts(trace, [0.2, 0.5, 0.8])
+    free = priced(counts, LoadCost.ratio(0.3))
+    np.testing.assert_allclose(free[..., 0] / free[..., 1], throughput(counts, 0.3))
+    table = LoadCost.ratio(0.3, column=0.2)  # the first token of a round pays for the step, as every later one
+    spent = (priced(counts, table) - free)[..., 1]
+    np.testing.assert_allclose(spent, 0.2 * counts[..., 0])
+
+
+def test_a_round_costs_what_the_table_says_of_its_width(trace):
+    """By hand, from a table whose second token is dear and whose third is free."""
+    seconds = {1: 2.0, 2: 5.0, 3: 5.0, 6: 11.0}
+    target = grid_of({(1, width, 0): value for width, value in seconds.items()}, "target")
+    table = LoadCost(grid_of({(1, 1, 0): 0.5}, "draft"), target, "hand")
+    counts = untrained()[FIXED].counts(trace, [])
+    for drafted, seconds_of_round in ((0, 2.0), (1, 5.5), (2, 6.0)):
+        whole_rounds = counts[drafted][counts[drafted][:, 5 + drafted] == counts[drafted][:, 2]]
+        assert len(whole_rounds) or drafted
+        cost = priced(whole_rounds, table)[:, 1]
+        np.testing.assert_allclose(cost, whole_rounds[:, 2] * seconds_of_round / 2.0)
+
+
+def test_where_nothing_pays_the_best_fixed_length_is_0_and_the_rule_does_not_draft(trace):
+    rows = untrained()
+    domain = Domain("a", trace, trace, True, rows, [0.2, 0.5, 0.8])
+    lines, of_texts = at_costs(domain, "dear", LoadCost.ratio(3.0, column=1.0), Bootstrap(50))
+    lines = lines.set_index("method")
+    assert lines.setting[FIXED] == "K=0" and lines.throughput[FIXED] == lines.throughput["upper_bound"] == 1
+    assert lines.throughput["confidence"] < lines.throughput["confidence, no level"] <= 1
+    sums = of_texts.groupby("method").sum(numeric_only=True)
+    np.testing.assert_allclose((sums.tokens / sums.cost)["confidence"], lines.throughput["confidence"])
+    cheap, _ = at_costs(domain, "cheap", LoadCost.ratio(0.05), Bootstrap(50))
+    assert cheap.set_index("method").throughput[["upper_bound", "oracle"]].is_monotonic_increasing
 
 
 def test_domains_must_be_the_same(tmp_path):
@@ -103,6 +154,7 @@ def test_the_table_by_the_public_command(tmp_path):
         f"tuning={{math: {dev}, instruct: {other}, greedy: {greedy}}}",
         f"tests={{math: {test}, instruct: {other}, greedy: {greedy}}}", "thresholds=[0.2,0.5,0.8]", "max_drafted=3",
         "resamples=200", f"paths.root_dir={tmp_path}", "track=false",
+        f"costs={{one: {LoadCost.ratio(0.1).save(tmp_path / 'one.json')}}}",
     ]  # fmt: skip
     with pytest.warns(RuntimeWarning, match="levels of instruct, greedy are chosen on the very texts"):
         folder = run(config.compose("heads", words))
@@ -113,6 +165,11 @@ def test_the_table_by_the_public_command(tmp_path):
     assert math.AUC["statistics"] > 0.75 and math.AUC["perfect confidence"] > 0.75
     assert math.states.fillna(False).sum() == 2 and math.home.all() and not table.home["statistics", "greedy"]
     assert {"before", "after"} <= set(read_table(folder, "drift").columns)
+    costs = read_table(folder, "costs").set_index(["method", "domain"])
+    assert {"statistics, no level", "statistics that ship", "tail product"} <= set(
+        costs.index.get_level_values("method")
+    )
+    assert set(costs.index.get_level_values("domain")) == {"math", "instruct", "greedy"}
     depths = read_table(folder, "calibration")
     assert set(depths.depth) == {"all", "1", "2", "3"} and "statistics of instruct" in set(depths.method)
     assert "statistics of instruct" in (folder / "predictors.md").read_text()
