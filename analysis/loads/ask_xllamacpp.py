@@ -16,15 +16,17 @@ import sys
 from time import perf_counter, process_time
 from typing import Any
 
+WARM_UP = 8  # tokens of an answer that is not counted
 THREADS = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
 
 
 def main(settings: str) -> None:
     chosen, prompts = json.loads(settings), json.load(sys.stdin)
     server = started(chosen)
-    for number, prompt in enumerate([[1, 2, 3, 4], *prompts], start=-1):  # the first one warms up
+    for number, prompt in enumerate([[1, 2, 3, 4], *prompts], start=-1):  # the first one is not counted
         request = {"max_tokens": chosen["max_tokens"], "temperature": chosen["temperature"], "cache_prompt": False}
         request |= {"return_tokens": True, "seed": chosen["first"] + number, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        request |= {"max_tokens": WARM_UP} if number < 0 else {}
         begun, cpu = perf_counter(), process_time()
         if isinstance(prompt, dict) or isinstance(prompt[0], dict):
             chat = prompt if isinstance(prompt, dict) else {"messages": prompt}

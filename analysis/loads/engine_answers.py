@@ -49,7 +49,7 @@ def probe_xllamacpp(cfg: keys.Timing) -> Path:
     stage = open_stage("timing", cfg, inputs=prompt_files(cfg), ignore=(*UNREAD, "source"))
     servers: dict[str, dict[str, Any]] = {"alone": {"source": "none"}}
     for k in cfg.num_drafted if draft else ():
-        servers[f"K={k}"] = {"source": "draft", "draft": draft, "num_drafted": k, "p_min": 0.0}
+        servers[f"K{k}"] = {"source": "draft", "draft": draft, "num_drafted": k, "p_min": 0.0}
     servers["lookup"] = LOOKUP
     files = {name: stage.folder / "answers" / f"{name}.jsonl" for name in servers}
     if not stage.finished:

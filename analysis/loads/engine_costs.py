@@ -47,6 +47,7 @@ ROUND, DRAFTING, TOKEN, COLUMN, PROMPT, DRAFT_PROMPT = range(len(PRICES))
 SOURCES = ("none", "draft", "lookup")
 CONFIDENCE = 0.95
 WIDE = 0.5  # of a price: with a wider interval nothing is advised
+MISSED = 0.2  # of a file's seconds: prices that miss more do not hold for all starts
 SINGULAR = 1e10  # condition of normal equations that tell nothing
 DEEPEST = 17  # tokens of a round, of the table's last point that is not a prompt's
 UNREAD = ("track", "draft", "head", "warm_up", "batch_sizes", "rounds", "traces", "cost_ratios", "min_drafted",
@@ -268,11 +269,13 @@ def cost_table(prices: Array, answers: Sequence[EngineAnswer], about: Mapping[st
     rounds = {width: first + (width > 1) * drafting + (width - 1) * column for width in (1, 2, DEEPEST)}
     points = _with_prompts({1: forward}, prices[DRAFT_PROMPT, 0]), _with_prompts(rounds, prices[PROMPT, 0])
     grids = [grid_of({(1.0, float(width), 0.0): value for width, value in own.items()}, "costs") for own in points]
-    wide = [
+    reasons = [
         f"a {PRICES[number]} takes {value:.3g} s [{low:.3g}, {high:.3g}]"
         for number in (ROUND, TOKEN) for value, low, high in [prices[number]] if high - low > WIDE * value
     ]  # fmt: skip
-    noise = f"too noisy to advise on: {', '.join(wide)}; ask more, or on a quieter machine" if wide else None
+    if (worst := about["largest_residual"]) > MISSED:
+        reasons.append(f"the prices miss the seconds of a file by {worst:.0%}")
+    noise = f"too noisy to advise on: {', '.join(reasons)}; ask more, or on a quieter machine" if reasons else None
     facts = EngineFacts(drafting, not np.isnan(prices[COLUMN, 0]), 1 + max(answer.most for answer in answers), noise)
     engine, model, processor = answers[0].about
     by_name = dict(zip(PRICES, np.nan_to_num(prices).tolist(), strict=True))

@@ -141,6 +141,16 @@ def test_noise_is_said_and_nothing_is_advised(tmp_path, capsys):
         advise.run(config.compose("advise", words))
 
 
+def test_a_start_under_load_is_noise(tmp_path, capsys):
+    """All answers of one start take twice as long: intervals alone would not tell."""
+    files = written(tmp_path, form="apart", each=8)
+    lines = [json.loads(line) for line in files[2].read_text().split("\n")[:-1]]
+    files[2].write_text("".join(json.dumps({**line, "seconds": 2 * line["seconds"]}) + "\n" for line in lines))
+    folder = priced(tmp_path, files)
+    assert "the prices miss the seconds of a file by" in capsys.readouterr().out
+    assert LoadCost.load(folder / "costs.json").engine.noise
+
+
 GOOD = {"model": "m", "rounds": 40, "drafted": 80, "seconds": 9.0, "source": "draft", "tokens": 96}
 
 
