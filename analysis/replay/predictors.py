@@ -113,8 +113,8 @@ def compare_predictors(cfg: keys.Heads) -> Path:
         if tables:
             bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
             of_tables = [at_costs(domain, *named, bootstrap) for domain in domains for named in tables.items()]
-            for name, parts in zip(COST_TABLES, zip(*of_tables, strict=True), strict=True):
-                save_table(pd.concat(parts, ignore_index=True), stage.folder, name)
+            for name, lines in zip(COST_TABLES, zip(*of_tables, strict=True), strict=True):
+                save_table(pd.concat(lines, ignore_index=True), stage.folder, name)
         stage.finish(positions=len(fitted.depth))
     names = ("predictors", "calibration", "drift", *(COST_TABLES[:1] if tables else ()))
     text = page({name: read_table(stage.folder, name) for name in names}, cfg.cost_ratio, stage.manifest["positions"])

@@ -88,7 +88,7 @@ def main() -> None:
     for name, step in STEPS.items():
         if name not in (options.names or DEFAULT):
             continue
-        print(f"== {name}: about {MINUTES.get(name, 1)} minutes on two cores", flush=True)
+        print(f"== {name}: about {MINUTES.get(name, 1)} min on two cores", flush=True)
         started = perf_counter()
         step()
         record = read_json(path) if path.exists() else {}
