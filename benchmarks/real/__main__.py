@@ -36,7 +36,7 @@ from time import perf_counter
 from benchmarks.evidence import ROOT
 from benchmarks.real.folder import FOLDER, note
 from benchmarks.real.page import page
-from benchmarks.real.predictors import SERVED, TABLES
+from benchmarks.real.predictors import ENDPOINTS, TABLES
 from benchmarks.real.ship import ship
 from benchmarks.real.steps import DEFAULT, MINUTES, STEPS, first_calls, questions
 from toolkit.costs.load import LoadCost
@@ -77,7 +77,7 @@ def main() -> None:
     if options.draft:
         note("draft", str(options.draft.resolve()))
     if options.served:
-        write_json(SERVED, options.served)
+        write_json(ENDPOINTS, options.served)
     for name, file in tables.items():
         LoadCost.load(file).save(TABLES / f"{name}.json")
     if options.ship:
