@@ -8,7 +8,8 @@
                                   the larger one is the target; seven hours for 1.5B with .5B. It also reads humaneval.jsonl
                                   and gsm8k_test.jsonl. ARGS="--costs llama.cpp=FILE" compares predictors at a further cost
                                   table, too. ARGS="--served 'endpoints=[URL]' served.model=NAME" has the target's answers
-                                  from an engine: the page says so, for its rounding is another one
+                                  from an engine: the page says so, for its rounding is another one. NAME is the server's own
+                                  for the target, of llama.cpp the path of the file
     SMALL=1 make real             a few questions and tokens, into outputs/real_small/: does it run at all?
     make real ARGS="train products"     train a draft here, beforehand: an hour. Then `make real`, which reads it; then
     make real ARGS=eagle3               after that, a draft that reads the target's states, of the same responses: an hour more
