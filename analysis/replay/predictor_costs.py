@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.replay.predictor_domain import Domain
-from analysis.replay.predictor_rows import without_level
+from analysis.replay.predictor_rows import NAMES, without_level
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown
 from analysis.tables.grid import FIXED, ORACLE
@@ -88,7 +88,7 @@ def cost_tables(table: pd.DataFrame, rows: Sequence[str]) -> list[str]:
     parts = []
     for domain, of_domain in table.groupby("domain", sort=False):
         methods = [name for name in shown if name in set(of_domain.method)]
-        columns = {"predictor": methods}
+        columns = {"predictor": [NAMES.get(name, name) for name in methods]}
         for name, lines in of_domain.groupby("costs", sort=False):
             entries = [line for _, line in lines.set_index("method").loc[methods].iterrows()]
             columns[str(name)] = [

@@ -8,13 +8,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.replay.predictor_costs import cost_tables
-from analysis.replay.predictor_rows import COLD, STATISTICS
+from analysis.replay.predictor_rows import COLD, NAMES, STATISTICS
 from analysis.tables.files import markdown
-from analysis.tables.grid import FIXED, ORACLE, UPPER_BOUND
+from analysis.tables.grid import FIXED, UPPER_BOUND
 from analysis.tables.standing import interval_text
 
 SHARE = "upper_bound_share"
-NAMES = {FIXED: "best fixed K", UPPER_BOUND: "upper bound", ORACLE: "oracle"}
 
 
 def page(tables: Mapping[str, pd.DataFrame], cost_ratio: float, positions: int) -> str:

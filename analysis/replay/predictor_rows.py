@@ -44,6 +44,7 @@ from toolkit.types import DraftStep
 
 CARRIED, COLD, WARM, STATISTICS = "online, carried", "online, cold", "online, warm", "statistics"
 SHIPPED = "statistics that ship"
+NAMES = {FIXED: "best fixed K", UPPER_BOUND: "upper bound"}  # of rows, where tables call them otherwise
 
 
 @dataclass(frozen=True)

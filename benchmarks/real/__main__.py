@@ -8,7 +8,8 @@
                                   the larger one is the target; seven hours for 1.5B with .5B. It also reads humaneval.jsonl
                                   and gsm8k_test.jsonl. ARGS="--costs llama.cpp=FILE" compares predictors at a further cost
                                   table, too. ARGS="--served 'endpoints=[URL]' served.model=NAME" has the target's answers
-                                  from an engine: the page says so, for its rounding is another one
+                                  from an engine: the page says so, for its rounding is another one. NAME is the server's own
+                                  for the target, of llama.cpp the path of the file
     SMALL=1 make real             a few questions and tokens, into outputs/real_small/: does it run at all?
     make real ARGS="train products"     train a draft here, beforehand: an hour. Then `make real`, which reads it; then
     make real ARGS=eagle3               after that, a draft that reads the target's states, of the same responses: an hour more
@@ -36,7 +37,7 @@ from time import perf_counter
 from benchmarks.evidence import ROOT
 from benchmarks.real.folder import FOLDER, note
 from benchmarks.real.page import page
-from benchmarks.real.predictors import SERVED, TABLES
+from benchmarks.real.predictors import ENDPOINTS, TABLES
 from benchmarks.real.ship import ship
 from benchmarks.real.steps import DEFAULT, MINUTES, STEPS, first_calls, questions
 from toolkit.costs.load import LoadCost
@@ -77,7 +78,7 @@ def main() -> None:
     if options.draft:
         note("draft", str(options.draft.resolve()))
     if options.served:
-        write_json(SERVED, options.served)
+        write_json(ENDPOINTS, options.served)
     for name, file in tables.items():
         LoadCost.load(file).save(TABLES / f"{name}.json")
     if options.ship:
@@ -88,7 +89,7 @@ def main() -> None:
     for name, step in STEPS.items():
         if name not in (options.names or DEFAULT):
             continue
-        print(f"== {name}: about {MINUTES.get(name, 1)} minutes on two cores", flush=True)
+        print(f"== {name}: about {MINUTES.get(name, 1)} min on two cores", flush=True)
         started = perf_counter()
         step()
         record = read_json(path) if path.exists() else {}

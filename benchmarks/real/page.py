@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.replay.predictor_costs import standing_of
+from analysis.replay.predictor_rows import NAMES
 from analysis.tables.bootstrap import Bootstrap, brackets
 from analysis.tables.files import markdown, read_table
 from analysis.tables.rows import COUNTS
@@ -20,7 +21,7 @@ from analysis.tables.standing import interval_text
 from benchmarks.evidence import made_by
 from benchmarks.real.folder import FOLDER, REPORTED, noted, rows_of, weights
 from benchmarks.real.pair import PAIR, SIZES
-from benchmarks.real.predictors import DOMAINS, SERVED
+from benchmarks.real.predictors import DOMAINS, ENDPOINTS
 from benchmarks.real.settings import FIXED, PLAIN, choices, replayed
 from benchmarks.speed import summary
 from toolkit.costs.table import CostTable
@@ -39,8 +40,8 @@ def page() -> None:
     disk = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) / 2**20
     memory = max(step["MiB"] for step in steps.values())
     parts.append(f"Minutes of each step: {minutes}. Memory: {memory:,} MiB at most. Disk: {disk:,.0f} MiB.")
-    if SERVED.exists():
-        parts.append(f"The target's answers are an engine's, in its rounding: `{' '.join(read_json(SERVED))}`.")
+    if ENDPOINTS.exists():
+        parts.append(f"The target's answers are an engine's, in its rounding: `{' '.join(read_json(ENDPOINTS))}`.")
     parts += [f"## {title}\n\n" + "\n".join(lines()) for title, lines in SECTIONS.items() if ready(lines)]
     write_text(FOLDER / "index.md", "\n\n".join(parts) + "\n")
     print(f"output: {FOLDER / 'index.md'}")
@@ -111,7 +112,7 @@ def kinds_table(temperature: int) -> Iterator[str]:
         for name in enough:
             lines = standing_of(at_table[at_table.row.map(category) == name], BOOTSTRAP)
             entries = [line for _, line in lines.iterrows()]
-            columns = columns or {f"at costs {costs}": list(lines.method)}
+            columns = columns or {f"at costs {costs}": [NAMES.get(name, name) for name in lines.method]}
             columns[name] = [interval_text(line, "throughput", "{:.3f}") for line in entries]
             columns[f"share, {name}"] = [interval_text(line, "upper_bound_share", "{:.0%}") for line in entries]
         yield markdown(pd.DataFrame(columns)) + "\n"

@@ -12,7 +12,7 @@ PARTS = {  # where settings are chosen, and what is reported
     "dev": ("train.jsonl", "prompts.split=test", f"prompts.limit={SIZES.dev}", "sampling.seed=1"),
     "test": (REPORTED, "sampling.seed=2"),
 }
-SERVED = FOLDER / "served.json"  # overrides of data_gen.responses: an engine that gives the answers
+ENDPOINTS = FOLDER / "endpoints.json"  # overrides of data_gen.responses: an engine that gives the answers
 TABLES = FOLDER / "costs"  # cost tables, by name
 DOMAINS = {1: "sampled", 0: "greedy"}
 LEVELS = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
@@ -20,7 +20,11 @@ LEVELS = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0
 
 def answers(prompts: str, *words: str) -> Path:
     """The target's responses to a file of prompts; the draft has no part in them."""
-    source = ["prompts=jsonl", f"prompts.path={FOLDER / prompts}", *(read_json(SERVED) if SERVED.exists() else [])]
+    source = [
+        "prompts=jsonl",
+        f"prompts.path={FOLDER / prompts}",
+        *(read_json(ENDPOINTS) if ENDPOINTS.exists() else []),
+    ]
     return stage("data_gen.responses", *target_words(), "pair.draft=null", *source, "batch_size=32", *words)
 
 

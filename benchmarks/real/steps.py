@@ -365,7 +365,7 @@ STEPS: dict[str, Callable[[], None]] = {
 MINUTES = {"heads": 15, "predictors": 25, "sweeps": 25, "live": 20, "agreements": 10, "llamacpp": 3, "calls": 3, "greedy": 5,
            "advice": 10, "train": 60, "products": 5, "eagle3": 60}  # fmt: skip
 if PAIR:  # of 1.5B with .5B
-    MINUTES = {"heads": 55, "costs": 3, "predictors": 180, "live": 55, "layer": 120}
+    MINUTES = {"heads": 55, "costs": 3, "predictors": 180, "live": 55, "layer": 150}
 OF_PAIR = ("model", "draft", "heads", "costs", "predictors", "live", "layer")
 NAMED_ALONE = ("train", "products", "eagle3", "layer")  # hours of training: not among the steps of `make real`
 DEFAULT = OF_PAIR if PAIR else [name for name in STEPS if name not in NAMED_ALONE]
