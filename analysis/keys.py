@@ -308,6 +308,23 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
     batch_size: Annotated[Count, "texts at a time; does not change the results, float ties aside"] = 16
 
 
+class Diagnose(Command, ReadsDraft, Intervals):
+    module, example = "analysis.diagnose", "responses=ANSWERS.jsonl pair.target=T pair.draft=D"
+    responses: Annotated[
+        str, File(), "an engine's answers with its counts by round: vLLM's, generations.jsonl of decode, JSON lines"
+    ]
+    sampling: Annotated[Any, ConfigGroup("sampling"), "how the engine drew the texts: temperature, repetition_penalty"]
+    resamples: Resamples = 2000
+    rounds: Annotated[Count, "the first so many rounds are replayed"] = 600
+    others: Annotated[Folders, Model(), "drafts that the engine may have loaded instead: other revisions"] = []
+    windows: Annotated[
+        list[Count] | None, "contexts that the draft may be cut to; null: 64, 128, 256, ... below the longest text"
+    ] = None
+    num_drafted: Annotated[Count, "K, with sums alone (llama.cpp): tokens that the engine drafts in a round"] | None = (
+        None
+    )
+
+
 class Report(Command):
     module, example = "analysis.report", "inputs=[FOLDER,...]"
     inputs: Annotated[Inputs, "output folders of any commands: frontier, train, sweep, ..."]

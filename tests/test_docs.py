@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pages import FORMATS, TABLE, written
-from toolkit import config
+from tests.analysis.diagnosis.engine import Engine, texts
+from toolkit import ModelPair, config
 from toolkit.config import compose
 from toolkit.config.command_line import prepare
 from toolkit.errors import InputError
@@ -241,6 +242,8 @@ def run_documented(words: list[str], folders: dict[str, str], root: Path) -> Non
     if "responses=ANSWERS" in arguments:
         (root / "answers.jsonl").write_text((json.dumps(ANSWER) + "\n") * 3)
         folders["ANSWERS"] = str(root / "answers.jsonl")
+        if module == "analysis.diagnose":
+            Engine(toy := ModelPair.toy()).answer(texts(toy, 7, 32), root / "answers.jsonl")
     if "engine=[ENGINE_ANSWERS]" in arguments:
         (root / "engine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ENGINE_ANSWERS))
         folders["ENGINE_ANSWERS"] = str(root / "engine.jsonl")

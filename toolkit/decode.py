@@ -129,7 +129,10 @@ def _decoded(cfg: commands.Decode, config: dict[str, Any], method: Method, pair:
         lines = [
             {
                 "id": prompt.id,
-                **{name: getattr(generation, name) for name in ("text", "token_ids", "finish_reason", "error")},
+                **{
+                    name: getattr(generation, name)
+                    for name in ("text", "prompt_ids", "token_ids", "finish_reason", "error")
+                },
                 "counts": asdict(generation.counts),
                 "rounds": [asdict(r) for r in generation.rounds],
                 "prompt": str(prompt.content),

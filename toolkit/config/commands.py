@@ -270,7 +270,7 @@ class Sync(Command):
 MODULES = {  # of the classes of configs, which are called as the configs are: TrainHeads for conf/train_heads.yaml
     __name__: "method_only decode train train_heads distill sync",
     "data_gen.keys": "toy responses mix traces",
-    "analysis.keys": "sweep quickstart_sweep frontier compare heads acceptance timing advise serving report paper",
+    "analysis.keys": "sweep quickstart_sweep frontier compare heads acceptance timing advise serving diagnose report paper",
 }
 COMMANDS = {config_name: module for module, names in MODULES.items() for config_name in names.split()}
 

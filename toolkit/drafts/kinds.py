@@ -36,6 +36,7 @@ class DraftKind:
     training  class of how a draft is begun, trained and exported (`toolkit.distillation.recipe.Recipe`)
     proposer  class that drafts chains of it
     recorder  class that records it (`toolkit.trace.record.Recorder`)
+    causes    function from a `toolkit.drafts.causes.Case` to what engines get wrong with it; None: no causes
     reads_target  whether it reads the target's states: it has `target_layers`, its folder no tokenizer
     frozen    its modules that are the target's: training leaves them as they are
     forwards  what one forward pass gives: a token, or a block of `block_length` tokens
@@ -54,6 +55,7 @@ class DraftKind:
     training: str = "toolkit.drafts.separate.training:SeparateRecipe"
     proposer: str = "toolkit.decoding.proposers.chain:ChainProposer"
     recorder: str = "toolkit.trace.record:Recorder"
+    causes: str | None = None
     reads_target: bool = False
     frozen: tuple[str, ...] = ("embed_tokens",)
     forwards: Literal["token", "block"] = "token"
@@ -81,6 +83,7 @@ class DraftKind:
 SEPARATE = DraftKind(
     "separate",
     "separate",
+    causes="toolkit.drafts.separate.causes:causes",
     engines={
         "transformers": "assistant_model",
         "vllm": "draft_model",

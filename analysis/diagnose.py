@@ -1,0 +1,160 @@
+"""python -m analysis.diagnose responses=ANSWERS pair.target=T pair.draft=D: why does an engine accept less than it should?
+
+The draft is replayed along the engine's own texts (`analysis.diagnosis.replay`), and its rounds are compared with those that
+the engine counted. Where they differ, each cause of the draft's kind changes the replay by one mistake, and the likelihood of
+the counts says which one explains them (`analysis.diagnosis.compare`). `diagnosis.json` holds all of it.
+
+Covered are drafts that are models of their own and draft greedily; the target is not loaded.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # the rest is imported once the command line is right
+    from toolkit.runs.command import main
+
+    main("diagnose")
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from analysis import keys
+from analysis.diagnosis.answers import Answer, read_answers
+from analysis.diagnosis.compare import explanations
+from analysis.diagnosis.replay import expected, num_passes
+from analysis.diagnosis.sentence import of_rounds, of_sums
+from analysis.tables.bootstrap import FEWEST, Bootstrap
+from toolkit.config import instantiate, plain
+from toolkit.drafts import kind_of
+from toolkit.drafts.causes import AS_IT_SHOULD_BE, Case, Cause
+from toolkit.drafts.folders import kind_in
+from toolkit.engine.facts import max_positions, vocab_size
+from toolkit.errors import InputError
+from toolkit.files.atomic import read_json, write_json
+from toolkit.models.pair import load_draft, resolve
+from toolkit.models.remote import remote_pair
+from toolkit.runs.stage import MANIFEST, config_as_written, open_stage, read_manifest
+from toolkit.sampling import Sampling
+
+FEWEST_ROUNDS = 40
+
+
+def run(cfg: keys.Diagnose) -> Path:
+    _check_covered(cfg, instantiate(cfg.sampling))
+    stage = open_stage("diagnose", cfg, inputs=[cfg.responses])
+    if not stage.finished:
+        write_json(stage.folder / "diagnosis.json", _diagnosed(cfg))
+        stage.finish()
+    result = read_json(stage.folder / "diagnosis.json")
+    if lines := result["left_out"]:
+        print(f"left out: {len(lines)} answers, first {lines[0]}")
+    for line in (result["sentence"], *(f"set: {setting}" for setting in result["set"])):
+        print(line)
+    return stage.folder
+
+
+def _check_covered(cfg: keys.Diagnose, sampling: Sampling) -> None:
+    """Raises InputError for what is not covered, and for texts of toolkit.decode that were drawn otherwise."""
+    kind = kind_in(None if cfg.pair.draft is None else resolve(cfg.pair.draft))
+    if kind.reads_target or kind.forwards == "block":
+        raise InputError(f"pair.draft: expected a draft that is a model of its own, got {kind.phrase}: not covered yet")
+    for other in cfg.others:
+        resolve(other)
+    folder = Path(cfg.responses).parent
+    if (folder / MANIFEST).is_file() and (manifest := read_manifest(folder))["stage"] == "decode":
+        recorded = config_as_written(manifest)["sampling"]
+        for name in ("temperature", "repetition_penalty"):
+            if recorded[name] != (value := getattr(sampling, name)):
+                raise InputError(f"sampling.{name}: the texts were decoded with {recorded[name]}, not {value}")
+    if sampling.temperature != 0:
+        raise InputError(
+            f"sampling.temperature: expected 0, got {sampling.temperature:g}: sampled drafts are not covered yet; for an "
+            "engine that drafts greedily say 0, whatever the target's temperature"
+        )
+
+
+def _diagnosed(cfg: keys.Diagnose) -> dict[str, Any]:
+    pair, sampling = remote_pair(plain(cfg.pair)), instantiate(cfg.sampling)
+    answers, left_out = read_answers(Path(cfg.responses), pair)
+    draft = instantiate(cfg.draft)
+    answers = _replayable(cfg, answers, max_positions(draft))
+    undrafted = [token for token in pair.unshared if token < vocab_size(draft)]
+    replay = partial(expected, draft, answers=answers, sampling=sampling, undrafted=undrafted)
+    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    if answers[0].sums is not None:
+        with tqdm(unit="token", unit_scale=True) as bar:
+            result = of_sums(answers, replay(AS_IT_SHOULD_BE, progress=bar.update), bootstrap)
+        return {**result, "left_out": left_out}
+    prompts, longest = [answer.prompt_ids for answer in answers], max(answer.length for answer in answers)
+    case = Case(draft, pair.tokenizer, prompts, longest, sampling, cfg.windows)
+    kind = kind_of(draft)
+    causes: list[Cause] = [] if kind.causes is None else kind.part("causes")(case)
+    causes += [
+        Cause(f"the draft's weights are those of {folder}", "the draft's folder", draft=partial(_other, cfg, folder))
+        for folder in cfg.others
+    ]
+    rounds = _table(answers)
+    several = explanations(rounds, _replays(rounds, causes, num_passes(answers), replay))
+    return {**of_rounds(rounds, several, bootstrap), "left_out": left_out}
+
+
+def _replays(
+    rounds: pd.DataFrame, causes: Sequence[Cause], passes: int, replay: Callable[..., list[list[int]]]
+) -> dict[Cause, np.ndarray[Any, np.dtype[np.int64]]]:
+    """Accepted tokens of every round as it should be, and under every cause if some round is not."""
+    started, size = perf_counter(), int(rounds.drafted.sum())
+    about = f"{len(rounds)} rounds of {rounds.text.nunique()} answers"
+    print(f"diagnose: {about}, {passes} draft forward passes", file=sys.stderr)
+    with tqdm(total=size, unit="token", unit_scale=True) as bar:
+        replays = {AS_IT_SHOULD_BE: np.concatenate(replay(AS_IT_SHOULD_BE, progress=bar.update))}
+        if (replays[AS_IT_SHOULD_BE] != rounds.accepted).any():
+            minutes = (perf_counter() - started) / 60 * len(causes)
+            line = f"{len(causes)} causes, {passes * len(causes)} draft forward passes, about {minutes:.1f} minutes"
+            bar.write(f"diagnose: {line}; more for contexts that are cut", file=sys.stderr)
+            bar.total = size * (len(causes) + 1)
+            for cause in causes:
+                replays[cause] = np.concatenate(replay(cause, progress=bar.update))
+    return replays
+
+
+def _replayable(cfg: keys.Diagnose, answers: Sequence[Answer], longest: int) -> list[Answer]:
+    """The first answers, with as many rounds as are wanted; of sums, a round at every start. Raises InputError for too few."""
+    usable = [answer for answer in answers if answer.length < longest]
+    if len(usable) < len(answers):
+        print(f"{len(answers) - len(usable)} answers exceed the draft's context of {longest} and are left out")
+    size, chosen = 0, []
+    for answer in usable:
+        rounds = answer.rounds[: max(cfg.rounds - size, 0)]
+        if answer.sums is not None and size < cfg.rounds:
+            if cfg.num_drafted is None:
+                raise InputError("num_drafted: expected K, what rounds draft, for answers with sums alone; got null")
+            rounds = [(start, cfg.num_drafted, 0) for start in range(1, len(answer.token_ids))]
+        size += len(rounds)
+        chosen += [replace(answer, rounds=rounds)] if rounds else []
+    if size < FEWEST_ROUNDS or len(chosen) < FEWEST:
+        needed = f"{FEWEST_ROUNDS} rounds of {FEWEST} answers are needed to see a difference of .1"
+        raise InputError(f"{cfg.responses}: too few, {size} whole rounds of {len(chosen)} answers: {needed}")
+    return chosen
+
+
+def _table(answers: Sequence[Answer]) -> pd.DataFrame:
+    """A line per round; third: of its text, from 1."""
+    lines = [
+        (number, start, drafted, accepted, 3 * start // len(answer.token_ids) + 1, answer.category)
+        for number, answer in enumerate(answers)
+        for start, drafted, accepted in answer.rounds
+    ]
+    return pd.DataFrame(lines, columns=["text", "start", "drafted", "accepted", "third", "category"])
+
+
+def _other(cfg: keys.Diagnose, folder: str, _: Any) -> Any:
+    """The draft of another folder."""
+    return load_draft(folder, cfg.pair.device, cfg.pair.dtype, target=cfg.pair.target)
