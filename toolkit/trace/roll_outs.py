@@ -8,27 +8,46 @@ Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from toolkit.engine import Reading, Session
-from toolkit.sampling import draw, warp
+from toolkit.models.pair import ModelPair
+from toolkit.sampling import Sampling, draw, warp
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace.replay import past_cuts
 from toolkit.trace.trace import Trace
 from toolkit.types import DraftStep
 
-if TYPE_CHECKING:
-    from toolkit.trace.record import Recorder
-
 OF_POSITIONS = ("accepted", "text_accept_prob", "target_entropy", "text_prob")  # columns that roll-outs have not
 OF_STEPS = ("tokens", "draft_prob", "token_prob", "entropy", "top_probs", "accept_prob", "target_prob", "alpha")
 NODES = 256  # of a text that are read again in one forward pass
+
+
+class Recording(Protocol):
+    """What roll-outs ask of the `Recorder` that they are of."""
+
+    @property
+    def pair(self) -> ModelPair: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def max_drafted(self) -> int: ...
+    @property
+    def heads(self) -> Mapping[str, Any]: ...
+    @property
+    def late(self) -> list[str]: ...
+    @property
+    def room(self) -> int: ...
+    def width(self, num_rows: int) -> int: ...
+    def warp_draft(self, logits: Tensor, seen: Tensor | None) -> Tensor: ...
+    def facts_of(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]: ...
+    def scored(self, trace: Trace) -> Trace: ...
 
 
 class RecordedText:
@@ -69,7 +88,7 @@ class RollOuts:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Recording,
         batch: Sequence[RecordedText],
         columns: Sequence[dict[str, Tensor]],
         draft: Session,
