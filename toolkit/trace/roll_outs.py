@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from toolkit.stopping import StoppingPolicy
 from toolkit.trace.replay import past_cuts
 from toolkit.trace.trace import Trace
 from toolkit.types import DraftStep
-
-if TYPE_CHECKING:
-    from toolkit.trace.record import Recorder
 
 OF_POSITIONS = ("accepted", "text_accept_prob", "target_entropy", "text_prob")  # columns that roll-outs have not
 OF_STEPS = ("tokens", "draft_prob", "token_prob", "entropy", "top_probs", "accept_prob", "target_prob", "alpha")
@@ -62,6 +59,7 @@ class _Roll:
 class RollOuts:
     """The roll-outs of a batch's texts.
 
+    recorder       the `toolkit.trace.record.Recorder` that they are made for
     columns        of every text's positions, as `Recorder` makes them
     draft, target  sessions that have read the texts; target: it reads the roll-outs, too. None: it does not
     facts          per text: columns of steps, in parts; `_Roll.steps` says which rows of which part belong to a roll-out
@@ -69,7 +67,7 @@ class RollOuts:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Any,
         batch: Sequence[RecordedText],
         columns: Sequence[dict[str, Tensor]],
         draft: Session,
