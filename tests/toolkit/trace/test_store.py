@@ -109,7 +109,9 @@ def test_recordings_at_several_temperatures_are_made_in_one_pass_and_equal_those
     alone = len(passes)
     for temperature in temperatures:
         store = Store(tmp_path / "together")
-        store.trace(pair, sampling, sequences, MOST, draft_temperature=temperature, temperatures=temperatures)
+        store.trace(
+            pair, sampling, sequences, MOST, draft_temperature=temperature, policies=dict.fromkeys(temperatures)
+        )
     assert len(passes) - alone == 1 == alone // 3
     files = sorted(path.name for path in (tmp_path / "alone").iterdir())
     assert len(files) == 3 and files == sorted(path.name for path in (tmp_path / "together").iterdir())
