@@ -260,9 +260,8 @@ def test_settings_serve_by_cut_recordings_as_by_whole_ones(context, methods, tmp
         if not key[0].startswith("speculative"):
             assert cut.num_drafted.tolist() == whole.num_drafted.tolist() and cut.figures() == whole.figures(), key
         else:
-            shares = cut.figures()["tokens_per_second"] / whole.figures()["tokens_per_second"]
-            print(key, shares)
-            assert 0.97 < shares <= 1, key
+            share = cut.figures()["tokens_per_second"] / whole.figures()["tokens_per_second"]
+            assert 0.97 < share <= 1, key
 
 
 def test_a_batch_rule_reads_the_table_unless_its_setting_names_one(recorded_pair):
