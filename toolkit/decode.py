@@ -54,6 +54,7 @@ from toolkit.runs.token_bar import TokenBar
 from toolkit.runs.tracking import log_summary, wandb_run
 from toolkit.types import Generation
 
+ANSWER = ("text", "prompt_ids", "token_ids", "finish_reason", "error")  # of a generation, in generations.jsonl
 SHOWN = 200  # characters of the first text
 IGNORED = ("export", "category", "model_id", "track", "cost_ratio")
 SPECDEC_PP = {"target_time": "target_seconds", "draft_time": "draft_seconds", "num_mismatched_tokens": "num_discarded",
@@ -129,10 +130,7 @@ def _decoded(cfg: commands.Decode, config: dict[str, Any], method: Method, pair:
         lines = [
             {
                 "id": prompt.id,
-                **{
-                    name: getattr(generation, name)
-                    for name in ("text", "prompt_ids", "token_ids", "finish_reason", "error")
-                },
+                **{name: getattr(generation, name) for name in ANSWER},
                 "counts": asdict(generation.counts),
                 "rounds": [asdict(r) for r in generation.rounds],
                 "prompt": str(prompt.content),

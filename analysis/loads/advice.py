@@ -79,9 +79,8 @@ def advise_by_replay(cfg: keys.Advise) -> Path:
     if not sizes:
         raise InputError("batch_sizes: expected [N, ...], got []")
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    from_files = costs_of_files(
-        cfg, max(len(pair.drafts), 1), sizes
-    )  # their faults are said before anything is recorded
+    # Faults of files are reported before anything is recorded.
+    from_files = costs_of_files(cfg, max(len(pair.drafts), 1), sizes)
     for draft, table in zip(pair.drafts, from_files, strict=False):
         if gives_blocks(draft):
             table.apart("drafts that give blocks")

@@ -95,9 +95,8 @@ class Shard:
                 on_record(stored is not None)
                 again = stored is not None and stored.roll_cut is None
                 trace = self._recorded(replace(recorder, policies=None) if again else recorder, batch_size, on_batch)
-            if (
-                stored is not None and trace.roll_cut is stored.roll_cut
-            ):  # the same steps; states stay, if there are any
+            # Of the same steps the stored states stay, if there are any.
+            if stored is not None and trace.roll_cut is stored.roll_cut:
                 trace = replace(trace, estimates={**stored.estimates, **trace.estimates})
             elif not recorder.hidden:
                 trace = replace(trace, hidden=None)

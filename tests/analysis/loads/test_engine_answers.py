@@ -86,9 +86,9 @@ def words(tmp_path, monkeypatch):
 
 def test_llamacpp_is_started_at_every_k_and_priced(words, tmp_path, capsys):
     folder = timing.run(config.compose("timing", words))
-    said = capsys.readouterr().out
-    assert "started 4 times (alone, K1, K4, lookup) for 12 answers of at most 16 tokens" in said
-    assert "costs of llama.cpp, target.gguf (Q4_K_M), " in said and ", 3 threads: 12 answers" in said
+    printed = capsys.readouterr().out
+    assert "started 4 times (alone, K1, K4, lookup) for 12 answers of at most 16 tokens" in printed
+    assert "costs of llama.cpp, target.gguf (Q4_K_M), " in printed and ", 3 threads: 12 answers" in printed
     prices = pd.read_csv(folder / "engine.csv").set_index("price").seconds
     expected = {"round": 0.1, "drafting round": 0.05, "drafted token": 0.02, "column": 0.01, "prompt token": 0.002}
     assert {name: prices[name] for name in expected} == pytest.approx(expected, rel=0.05)

@@ -73,9 +73,9 @@ def test_the_prices_of_answers_become_a_cost_table(form, tmp_path, capsys):
     folder = priced(tmp_path, written(tmp_path, form=form))
     prices = pd.read_csv(folder / "engine.csv").set_index("price").seconds
     assert prices.tolist() == pytest.approx(PRICES, rel=0.05 if form == "llama.cpp" else 1e-6)
-    costs, said = LoadCost.load(folder / "costs.json"), capsys.readouterr().out
+    costs, printed = LoadCost.load(folder / "costs.json"), capsys.readouterr().out
     engine = "llama.cpp" if form == "llama.cpp" else "an engine"
-    assert f"costs of {engine}, big.gguf (Q4_K_M), some processor: 18 answers" in said
+    assert f"costs of {engine}, big.gguf (Q4_K_M), some processor: 18 answers" in printed
     assert pd.read_csv(folder / "files.csv").residual.abs().max() < 0.02
     if form != "llama.cpp":
         assert costs.round(1, 4) == pytest.approx(ROUND + DRAFTING + 4 * TOKEN)
@@ -134,10 +134,10 @@ def test_one_length_of_drafts_has_no_drafting_price_of_its_own(tmp_path):
 
 def test_noise_is_said_and_nothing_is_advised(tmp_path, capsys):
     folder = priced(tmp_path, written(tmp_path, each=2, noise=0.6))
-    said = "too noisy to advise on: a (round|drafted token) takes .* s \\["
-    assert re.search(said, capsys.readouterr().out)
+    noise = "too noisy to advise on: a (round|drafted token) takes .* s \\["
+    assert re.search(noise, capsys.readouterr().out)
     words = [f"costs={folder / 'costs.json'}", "batch_sizes=[1]", "prompts=toy_math", f"paths.root_dir={tmp_path}"]
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=noise):
         advise.run(config.compose("advise", words))
 
 
