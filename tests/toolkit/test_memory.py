@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analysis.quality.perplexity import negative_log_likelihoods
@@ -95,6 +98,17 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(tmp_path, mo
         load_draft(tmp_path / "model")
     with pytest.raises(InputError, match=r"model in bfloat16 takes .*: expected a smaller model"):
         load_draft(tmp_path / "model", dtype="bfloat16")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not tell what is mapped")
+def test_a_checkpoint_that_is_mapped_is_not_free(tmp_path, monkeypatch):
+    save_file({"weight": torch.zeros(10**6)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(machine, "_facts", lambda path: {"MemAvailable": "1000000 kB"})
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    before = machine.available_memory()
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        weight = file.get_tensor("weight")
+        assert before - machine.available_memory() == pytest.approx(weight.nbytes, abs=2**16)
 
 
 @pytest.mark.parametrize("lacking", ["memory", "disk"])

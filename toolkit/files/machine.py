@@ -11,6 +11,7 @@ from pathlib import Path
 from toolkit.errors import InputError
 
 CGROUP = Path("/sys/fs/cgroup")  # of version 2: what a container may use
+MAPS = Path("/proc/self/maps")
 
 
 @cache
@@ -23,14 +24,28 @@ def processor() -> str:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still take, by the system and by its container's limit; None: the system does not tell."""
+    """Bytes that this process may still take, by the system and by its container's limit; None: the system does not tell.
+
+    The system counts pages of files as free. Those of checkpoints that this process has mapped are read again and again.
+    """
     sizes = []
     with suppress(KeyError, ValueError, IndexError):
-        sizes.append(1024 * int(_facts(Path("/proc/meminfo"))["MemAvailable"].split()[0]))
+        sizes.append(
+            max(0, 1024 * int(_facts(Path("/proc/meminfo"))["MemAvailable"].split()[0]) - _mapped_checkpoints())
+        )
     with suppress(OSError, ValueError):  # "max": no limit
         limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         sizes.append(limit - used)
     return min(sizes, default=None)
+
+
+def _mapped_checkpoints() -> int:
+    """Bytes of the checkpoints that this process has mapped."""
+    with suppress(OSError):
+        fields = [line.split(maxsplit=5) for line in MAPS.read_text().splitlines() if line.endswith(".safetensors")]
+        ends = [[int(end, 16) for end in addresses.split("-")] for addresses, *_ in fields]
+        return sum(last - first for first, last in ends)
+    return 0
 
 
 def check_memory(needed: int, what: str, instead: str) -> None:
