@@ -2,6 +2,7 @@
 
     make real                     two hours, 170 minutes of one thread on a busy machine; run it again to go on
     DEVICE=cuda make real         the same on a GPU, into outputs/real_cuda/
+    DTYPE=bfloat16 make real      the same in that format, into outputs/real_bfloat16/
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
     make real PAIR=FOLDER         another pair, into outputs/real_FOLDER/: of the two models in FOLDER, GGUF files or folders,

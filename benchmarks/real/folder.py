@@ -20,8 +20,14 @@ from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import read_manifest
 
-DEVICE = os.environ.get("DEVICE", "cpu")
-NAMES = ("real", PAIR and Path(PAIR).resolve().name, DEVICE if DEVICE != "cpu" else "", "small" if SMALL else "")
+DEVICE, DTYPE = os.environ.get("DEVICE", "cpu"), os.environ.get("DTYPE", "float32")
+NAMES = (
+    "real",
+    PAIR and Path(PAIR).resolve().name,
+    DEVICE.replace("cpu", ""),
+    DTYPE.replace("float32", ""),
+    SMALL and "small",
+)
 FOLDER = ROOT / "outputs" / os.environ.get("OUT", "_".join(filter(None, NAMES)))
 REPORTED = "test.jsonl" if PAIR else "spec_bench.jsonl"
 SHIPPED = Path(__file__).parent / "draft"
@@ -93,12 +99,12 @@ def weights() -> Path:
 
 
 def target_words() -> list[str]:
-    """The overrides that name target and device."""
-    return [f"pair.target={weights()}", f"pair.device={DEVICE}"]
+    """The overrides that name target, device and dtype."""
+    return [f"pair.target={weights()}", f"pair.device={DEVICE}", f"pair.dtype={DTYPE}"]
 
 
 def pair_words() -> list[str]:
-    """The overrides that name target, device and draft."""
+    """The overrides that name target, device, dtype and draft."""
     return [*target_words(), f"pair.draft={noted('draft')}"]
 
 
@@ -111,7 +117,7 @@ def reads_target() -> bool:
 def loaded() -> ModelPair:
     """The target, and its draft once that was made."""
     draft = noted("draft") if has("draft") else None
-    return ModelPair.from_pretrained(str(weights()), draft, device=DEVICE, writable=False)
+    return ModelPair.from_pretrained(str(weights()), draft, device=DEVICE, dtype=DTYPE, writable=False)
 
 
 def encoded(name: str) -> list[list[int]]:

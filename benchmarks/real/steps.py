@@ -25,6 +25,7 @@ from benchmarks.evidence import ROOT
 from benchmarks.gpu_exactness import logit_gap, parting
 from benchmarks.real.folder import (
     DEVICE,
+    DTYPE,
     FOLDER,
     REPORTED,
     SHIPPED,
@@ -340,7 +341,7 @@ def layer() -> None:
     distilled = stage("toolkit.distill", *target_words(), "pair.draft=null", *words) / "draft"
     own = FOLDER / "layer.json"
     if not own.exists():
-        pair = ModelPair.from_pretrained(str(weights()), str(distilled), device=DEVICE, writable=False)
+        pair = ModelPair.from_pretrained(str(weights()), str(distilled), device=DEVICE, dtype=DTYPE, writable=False)
         LoadCost.of([costs_here(pair)[0][0]]).save(own)
     alone = LoadCost.load(own)
     share = alone.draft(1, 1, alone.middle) / alone.target(1, 1, alone.middle)
