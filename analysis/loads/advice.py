@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -87,6 +87,7 @@ def advise_by_replay(cfg: keys.Advise) -> Path:
     parts = split(instantiate(cfg.prompts).load())
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
+    ends = min((int(table.target.width[-1]) - 1 for table in from_files if table.is_published), default=None)
     bound, heads = None if cfg.max_drafted == "auto" else cfg.max_drafted, plain(cfg.heads)
     settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
     if from_files:
@@ -100,7 +101,9 @@ def advise_by_replay(cfg: keys.Advise) -> Path:
     each = zip(pair.drafts, names, heads or [pair.head] * len(names), strict=True)
     singles = [replace(pair, draft=draft, drafts=(), head=head, name=name) for draft, name, head in each]
     shared = [*parts["dev"], *parts["test"]], sampling, cfg.batch_size
-    candidates = _recorded(cfg, stage.folder, pair, singles, shared, len(parts["dev"]), settings)
+    candidates = _recorded(
+        stage.folder, (cfg.max_drafted, cfg.hidden, ends), pair, singles, shared, len(parts["dev"]), settings
+    )
     tables = costs_of(cfg, singles or [pair], sizes)
     for number, candidate in enumerate(candidates):
         costs, path = tables[number % len(tables)], stage.folder / f"costs-{number % len(tables)}.json"
@@ -149,18 +152,21 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _recorded(
-    cfg: keys.Advise,
     folder: Path,
+    depth: tuple[int | Literal["auto"], bool, int | None],
     pair: ModelPair,
     singles: Sequence[ModelPair],
     shared: tuple[Sequence[Prompt], Sampling, int],
     num_dev: int,
     settings: Sequence[Setting],
 ) -> list[Candidate]:
-    """A candidate per draft, and one for what needs none; prints what is left out. Raises InputError if nothing is left."""
+    """A candidate per draft, and one for what needs none; prints what is left out. Raises InputError if nothing is left.
+
+    depth  what `RecordedPair` takes: most tokens of a round, whether states are recorded, where the cost table ends
+    """
 
     def candidate(pair: ModelPair, settings: Sequence[Setting]) -> Candidate:
-        recorded = RecordedPair(SweepContext(pair, *shared), settings, folder, cfg.max_drafted, cfg.hidden)
+        recorded = RecordedPair(SweepContext(pair, *shared), settings, folder, *depth)
         for method, reason in recorded.left_out.items():
             hint = "; heads=[FOLDER] names one" if reason == HEADLESS else ""
             print(f"{pair.name}: {method} left out, {reason}{hint}")

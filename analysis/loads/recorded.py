@@ -38,6 +38,7 @@ class RecordedPair:
 
     settings  those given that can be simulated: chains verified token by token, and autoregressive decoding
     left_out  by method, why the others cannot
+    ends      the most tokens that a published cost table knows the time of
     deepest   the most tokens that a setting may draft in a round
     costs     the cost table, and the file that holds it, which rules that weigh a batch read: set before `serve`
     """
@@ -49,6 +50,7 @@ class RecordedPair:
         folder: Path,
         max_drafted: int | Literal["auto"],
         hidden: bool = True,
+        ends: int | None = None,
     ):
         self.context, self.left_out = context, dict[str, str]()
         self.costs: tuple[LoadCost, Path] | None = None
@@ -67,7 +69,7 @@ class RecordedPair:
                     raise InputError(f"every prompt failed, first: {responses.error.iloc[0]}")
                 write_atomic(path, lambda temporary: responses.to_parquet(temporary))
             self.max_drafted = self._depth(responses, kept) if max_drafted == "auto" else max_drafted
-            self._bound(max_drafted)
+            self._bound(max_drafted, ends)
         drafting = [setting for setting in self.settings if setting.method != PLAIN]
         if not drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
@@ -97,6 +99,7 @@ class RecordedPair:
             trace = self.recording.trace_for(setting)
             costs = costs.apart("drafts that give blocks") if trace.blocks else costs
         chosen = range(len(self.sequences)) if requests is None else requests
+        prompt_tokens = [1] * len(self.sequences) if costs.is_published else self.prompt_tokens  # no such times
         if load.drops == "half":
             calls, entries = Counter[int](), []
             for text in chosen:
@@ -105,7 +108,7 @@ class RecordedPair:
             chosen = [text for _, _, text in sorted(entries)]
         while True:
             try:
-                return serve(trace, self.prompt_tokens, bound.policy, costs, load, chosen)
+                return serve(trace, prompt_tokens, bound.policy, costs, load, chosen)
             except CutError as error:  # of rules that decide for a batch, or by costs: they were not asked before
                 trace = self.recording.deepen(setting, error.positions)
 
@@ -165,16 +168,22 @@ class RecordedPair:
             write_json(file, depth_that_pays(self.context.pair, sequences, self.context.sampling, temperatures))
         return int(parse_json_file(file))
 
-    def _bound(self, max_drafted: int | str) -> None:
+    def _bound(self, max_drafted: int | str, ends: int | None) -> None:
         """Bound settings that name no bound. Deeper ones are left out; with a depth of the user's own, InputError is raised."""
         fitting, self.deepest = [], 0
+        self.max_drafted = min(self.max_drafted, ends or self.max_drafted)
         for setting in self.settings:
+            if ends is not None:
+                setting = bounded(setting, ends, copies=True)
+                self.context.prepare(setting)
             if max_drafted == "auto" and setting.method != PLAIN and not needs_no_draft(setting):
                 setting = bounded(setting, self.max_drafted)
                 self.context.prepare(setting)
             method = self.context.methods[setting.name].bind(self.context.pair)
             deep = not isinstance(method.proposer, CopyProposer) and method.limit > self.max_drafted
-            if deep and max_drafted == "auto":
+            if ends is not None and method.limit > ends:
+                self.left_out[f"{setting.method} {setting.label}"] = f"beyond {ends} a round, where the cost table ends"
+            elif deep and max_drafted == "auto":
                 self.left_out[setting.method] = (
                     f"beyond {self.max_drafted} a round, of which the last is accepted in under {PAYS:.0%} of rounds"
                 )

@@ -121,13 +121,16 @@ def default_bound() -> int:
     return int(config.plain(config.method_config("confidence"))["max_drafted"])
 
 
-def bounded(setting: Setting, max_drafted: int) -> Setting:
-    """The setting with another bound, if it drafts chains and names none. Raises InputError for one below min_drafted."""
+def bounded(setting: Setting, max_drafted: int, copies: bool = False) -> Setting:
+    """The setting with another bound, if it drafts chains and names none. Raises InputError for one below min_drafted.
+
+    copies  those that copy tokens, too
+    """
     written = OmegaConf.to_container(setting.method_config(), resolve=False)
     assert isinstance(written, dict)
     proposer = str((written.get("proposer") or {}).get("_target_", ".ChainProposer"))  # the default
     if (
-        not proposer.endswith((".ChainProposer", ".BestSourceProposer"))
+        not (copies or proposer.endswith((".ChainProposer", ".BestSourceProposer")))
         or "max_drafted" in setting.parameters
         or written["max_drafted"] != default_bound()
     ):

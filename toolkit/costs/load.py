@@ -1,9 +1,9 @@
 """What a forward pass costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
 
 A table over a grid of points: measured on this machine (`analysis.timing`), regressed on an engine's answers
-(`analysis.timing engine=`), modelled from a device's peak figures (`analysis.loads.costs`), or a CSV of one's own. It is linear
-between its points, continued by its last slope beyond them (flat where that falls), and flat before its first point:
-`LoadCost.lacks` and `beyond` say where it is asked for more.
+(`analysis.timing engine=`), modelled from a device's peak figures (`analysis.loads.costs`), published, or a CSV of one's own.
+It is linear between its points, continued by its last slope beyond them (flat where that falls), and flat before its first
+point: `LoadCost.lacks` and `beyond` say where it is asked for more. A published table ends at its last point.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges, checked
+from toolkit.costs.published import PREFIX, published
 from toolkit.costs.table import CostTable, interpolate
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import write_text
@@ -101,7 +102,13 @@ class LoadCost:
         """Whose costs these are, for captions."""
         if self.engine is not None:
             return ", ".join([f"costs of {self.source}", *filter(None, [self.about.get("processor")])])
+        if self.is_published:
+            return f"costs {self.source} ({self.about['source']}, {self.about['date']}), prompts not counted"
         return f"costs {self.source}" + ("" if self.source == "measured" else ", not measured")
+
+    @property
+    def is_published(self) -> bool:
+        return self.source.startswith(PREFIX)
 
     def apart(self, what: str) -> LoadCost:
         """The table for rounds of `what`, which need the time of a column alone. Raises InputError where it is not known."""
@@ -152,6 +159,8 @@ class LoadCost:
         batches  rows of the rounds;  widest  tokens per row of a target forward pass, drafted ones included
         Below the first point of an axis, and beyond a single one, nothing is known. A ratio is flat by its definition.
         """
+        if self.is_published and widest > self.target.width[-1]:
+            return f"expected max_drafted of at most {self.target.width[-1] - 1:g}, where the published times end"
         for name, grid in ((name, getattr(self, name)) for name in MODELS if self.source != RATIO):
             widths = (1.0, widest) if name == "target" else (1.0,)
             for axis, points, wanted in (("batch size", grid.batch, batches), ("width", grid.width, widths)):
@@ -164,8 +173,10 @@ class LoadCost:
         return None
 
     def warn(self, costs: str | CostTable | None, batches: Sequence[float], widest: float = 1) -> None:
-        """Warn of what the table of a policy's `costs` lacks (None: it was not named)."""
+        """Warn of what the table of a policy's `costs` lacks (None: it was not named). Raises InputError if it is published."""
         if isinstance(costs, str) and (lacking := self.lacks(batches, widest)):
+            if self.is_published:
+                raise InputError(f"policy.costs={costs}: {lacking}")
             warn(f"policy.costs={costs}: {lacking}; until then these count as equal")
 
     def beyond(self, batch: float, widest: float = 1) -> str | None:
@@ -232,10 +243,13 @@ class LoadCost:
     @classmethod
     @checked
     def load(cls, path: Path | str) -> LoadCost:
-        """Read a JSON that `save` or `CostTable.save` wrote, or a CSV with the columns model, batch, width, context, seconds.
+        """Read a JSON that `save` or `CostTable.save` wrote, a CSV with the columns model, batch, width, context, seconds, or
+        published/NAME:C (`toolkit.costs.published`).
 
         Raises InputError for a missing or broken file, holes in the grid, and times that are not positive.
         """
+        if str(path).startswith(PREFIX):
+            return cls._published(str(path))
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
@@ -244,6 +258,12 @@ class LoadCost:
         except ValueError as error:  # a name with a zero byte, or no UTF-8
             raise InputError(f"expected a cost table as UTF-8 text at {path}: {first_line(error)}") from None
         return _from_csv(path, text) if path.suffix == ".csv" else _from_json(path, text)
+
+    @classmethod
+    def _published(cls, words: str) -> LoadCost:
+        seconds, draft, about = published(words)
+        of_target = grid_of({(1.0, width, 0.0): time for width, time in seconds.items()}, words)
+        return cls(grid_of({(1.0, 1.0, 0.0): draft}, words), of_target, words, about)
 
 
 def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> CostGrid:

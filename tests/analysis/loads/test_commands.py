@@ -119,6 +119,20 @@ def test_lookup_rate_is_served_with_costs_and_batch(tmp_path):
     assert policy.batch_size == 2 and Path(policy.costs) == (folder / "costs-0.json").resolve()
 
 
+def test_advice_at_published_costs_ends_where_they_end(tmp_path, capsys):
+    words = [f"prompts.path={prompts_file(tmp_path, 8)}", "prompts.limit=null", "resamples=50", "batch_sizes=[1]"]
+    words.append("grid.speculative.policy.num_drafted=[1,6]")
+    folder = advise.run(composed("advise", tmp_path, *words, "costs=published/deepseek-v4-flash:.02"))
+    assert "speculative K=6 left out, beyond 5 a round" in capsys.readouterr().out
+    speeds = pd.read_csv(folder / "advice.csv").set_index("method").tokens_per_second
+    assert speeds["autoregressive"].tolist() == pytest.approx([1.0, 1.0])  # prompts are not counted
+    assert speeds["speculative"].max() < 2 / 1.46
+    with pytest.raises(InputError, match="batch size 4"):
+        advise.run(
+            composed("advise", tmp_path, *words[:-2], "batch_sizes=[4]", "costs=published/deepseek-v4-flash:.02")
+        )
+
+
 def test_drafts_of_one_name_are_told_apart():
     """As two heads of one draft are compared."""
     pair = ModelPair.toy()
