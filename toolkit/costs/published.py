@@ -37,6 +37,11 @@ def published(words: str) -> tuple[dict[float, float], float, dict[str, Any]]:
     return target, cost * target[1.0], table
 
 
+def names() -> list[str]:
+    """What tables there are."""
+    return list(_tables())
+
+
 @cache
 def _tables() -> dict[str, Any]:
     tables: dict[str, Any] = json.loads(TABLES.read_text(encoding="utf-8"))
