@@ -44,7 +44,7 @@ class BatchBestSource(BestSource):
     name = "batch_best_source"
     couples_rows: ClassVar[bool] = True
     counts = (*BestSource.counts, "width", "rate")
-    round_values = {**BestSource.round_values, "entries": 0.0}
+    round_values: ClassVar = {**BestSource.round_values, "entries": 0.0}
     by_depth = ("entries",)
 
     def plan(self, match: Match, available: Tensor, live: Tensor, state: State) -> tuple[State, Tensor]:

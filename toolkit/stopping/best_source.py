@@ -47,7 +47,7 @@ class BestSource(PricedDraft):
     reads_matches: ClassVar[bool] = True
     plans_copies: ClassVar[bool] = True
     counts = (*PricedDraft.counts, "unread")
-    round_values = {**PricedDraft.round_values, "gain": 0.0}
+    round_values: ClassVar = {**PricedDraft.round_values, "gain": 0.0}
     furthest: ClassVar[int] = 64
     estimator: DrawnEstimator
     copies: CopyEstimator

@@ -45,7 +45,7 @@ class BlockBudget(BlockDraftRate):
     name = "block_budget"
     couples_rows: ClassVar[bool] = True
     counts = (*BlockDraftRate.counts, "budget", "blocks", "before")
-    round_values = {**BlockDraftRate.round_values, "entries": 0.0}
+    round_values: ClassVar = {**BlockDraftRate.round_values, "entries": 0.0}
     by_depth = ("before", "entries")
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
@@ -74,10 +74,8 @@ class BlockBudget(BlockDraftRate):
     def sent(self, num_drafted: Tensor, state: State) -> Tensor:
         depths = torch.arange(1, self.deepest + 1, device=num_drafted.device)
         possible = depths <= num_drafted.unsqueeze(1)
-        ranks = torch.where(
-            possible, state["entries"].nan_to_num(0.0), -1.0
-        ).T.flatten()  # equal ones: the shallower first
-        order = ranks.argsort(descending=True, stable=True)
+        entries = torch.where(possible, state["entries"].nan_to_num(0.0), -1.0)
+        order = entries.T.flatten().argsort(descending=True, stable=True)  # equal ones: the shallower first
         within = torch.arange(len(order), device=order.device) < state["budget"][0]
         chosen = torch.zeros_like(within).index_copy(0, order, within)
         return (chosen.view(self.deepest, len(num_drafted)).T & possible).sum(1)

@@ -51,7 +51,7 @@ class BlockDraftRate(PricedDraft):
     name = "block_draft_rate"
     reads: ClassVar[bool] = True
     reads_states: ClassVar[bool] = True
-    round_values = {**PricedDraft.round_values, "entering": 1.0}
+    round_values: ClassVar = {**PricedDraft.round_values, "entering": 1.0}
     estimator: BlockEstimate
     cost_ratio: Ratio = None
     column_cost: Column = None

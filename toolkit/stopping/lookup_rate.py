@@ -40,7 +40,7 @@ class LookupRate(Priced):
     needs_draft_model: ClassVar[bool] = False
     reads_matches: ClassVar[bool] = True
     plans_copies: ClassVar[bool] = True
-    round_values = {"gain": 0.0}
+    round_values: ClassVar = {"gain": 0.0}
     estimator: CopyEstimator
     column_cost: Column = None
 

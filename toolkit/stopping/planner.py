@@ -1,4 +1,4 @@
-"""The planner of every rule that weighs costs: gains of tokens in an order, their prices, one lambda, and what rounds add to it.
+"""The planner of every rule that weighs costs: gains of tokens in an order, their prices, one lambda, what rounds add to it.
 
 A token's gain is its probability to enter the text. lambda is the rate that a text has reached, or that the live rows of a
 batch reach together, in tokens per unit of cost. The first n tokens of an order are worth
@@ -33,16 +33,14 @@ from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy, entry_pr
 from toolkit.stopping.prices import COLUMN, RATIO, Prices, PriceTable
 from toolkit.types import Drafted, Match, Step, Verified
 
-# -- gains, by where tokens come from -------------------------------------------------------------------------------------
-
 
 def ahead(next_prob: Tensor, acceptance: Tensor, count: int) -> Tensor:
-    """P(token enters the text) [..., count] of tokens to be drafted: the next one, and others that `acceptance` is of each."""
+    """Gains [..., count] of tokens to be drafted: the next one, and later ones, accepted with `acceptance` each."""
     return next_prob.unsqueeze(-1) * acceptance.unsqueeze(-1) ** (depths(count, acceptance.device) - 1)
 
 
 def copied(copies: CopyEstimator, match: Match, available: Tensor, deepest: int) -> Tensor:
-    """P(all copied tokens up to k are accepted) [B, K], 0 beyond the `available` ones; K: the longest copy, or `deepest`."""
+    """Gains [B, K] of copied tokens: P(all up to k are accepted), 0 beyond the `available` ones; K is at most `deepest`."""
     count = min(match.length.shape[1], deepest)
     numbers = depths(count, available.device)
     columns = (match.length, match.occurrences, match.agreement)
@@ -55,25 +53,19 @@ def depths(count: int, device: torch.device) -> Tensor:
     return floats_on(device, [float(depth) for depth in range(1, count + 1)])
 
 
-# -- gains against prices -------------------------------------------------------------------------------------------------
-
-
 def net(gains: Tensor, prices: Tensor, rate: Tensor) -> Tensor:
-    """What the first 1 .. N tokens are worth [..., N] in float64, of gains and prices [..., N] at a lambda [...]."""
+    """What the first 1 .. N tokens are worth [..., N], float64: gains less prices [..., N] at a lambda [...]."""
     return (gains - rate.unsqueeze(-1) * prices).double().cumsum(-1)
 
 
 def worth(gains: Tensor, prices: Tensor, rate: Tensor) -> Tensor:
-    """What the best number of tokens, at least 1, is worth [...]; above 0 where some number pays. As in `net`."""
+    """What the best number of tokens, at least 1, is worth [...]: above 0 iff some number pays. Arguments as of `net`."""
     return net(gains, prices, rate).amax(-1)
 
 
 def after(prices: Tensor, depth: int) -> Tensor:
-    """Prices of the tokens after the first `depth` [..., N], of those of depths 1 .. D [..., D]; of at least the last one."""
+    """Prices [..., N] of the tokens after the first `depth`, at least of the last one, by those of depths 1 .. D [..., D]."""
     return prices[..., min(depth, prices.shape[-1] - 1) :]
-
-
-# -- a batch whose rows share their costs ---------------------------------------------------------------------------------
 
 
 def with_longest(state: State, live: Tensor) -> State:
@@ -101,9 +93,6 @@ def pays_together(next_prob: Tensor, acceptance: Tensor, prices: Tensor, rate: T
     return (worth(gains, prices, rate) > 0).expand_as(step.live)
 
 
-# -- rules ----------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Planner(StoppingPolicy):
     """A rule that weighs gains against prices. Rules say what they gain, what they decide, and what they count.
@@ -112,10 +101,10 @@ class Planner(StoppingPolicy):
     deepest      the deepest round that is planned for: set by `within`
     table, blocks  the costs, and whether a round's tokens come from one draft forward pass: set by `bind`
 
-    counts       what the state counts of a text [B], from 0 on: `verified` and `accepted` are of tokens of a draft model
-    round_values  what it has at the begin of a round [B]: `survival` is that what was drawn so far enters the text
+    counts       names of the state that add up over a text [B], from 0 on; `verified` and `accepted`: of a draft model's tokens
+    round_values  names and values that every round begins with [B]; `survival`: P(what was drawn so far enters the text)
     by_depth     those of both that are [B, D]
-    furthest     tokens that a draft has not read: so many have a price of their own
+    furthest     a draft is priced for this many tokens of a text that it has not read
     """
 
     counts: ClassVar[tuple[str, ...]] = ("tokens", "cost", "verified", "accepted")
@@ -149,7 +138,9 @@ class Planner(StoppingPolicy):
             return LoadCost.of([self.costs])
         table = LoadCost.load(self.costs)
         table.warn(self.costs, [], self.deepest + 1)
-        if table.fall is not None and "processor" not in table.about:  # medians of passes in turns are taken as measured
+        if (
+            table.fall is not None and "processor" not in table.about
+        ):  # medians of passes in turns are taken as measured
             warn(f"policy.costs={self.costs}: {table.fall}")
         return table
 

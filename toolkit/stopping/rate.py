@@ -52,7 +52,7 @@ class Rate(PricedDraft, Thresholded):
     name = "rate"
     reads_states: ClassVar[bool] = True
     counts = (*PricedDraft.counts, "expected")
-    round_values = {**PricedDraft.round_values, "correction": 1.0}
+    round_values: ClassVar = {**PricedDraft.round_values, "correction": 1.0}
     estimator: DrawnEstimator
     cost_ratio: Ratio = None
     rate: Annotated[float, Above(0)] | None = None
@@ -80,9 +80,7 @@ class Rate(PricedDraft, Thresholded):
         return super().reached(state) if self.rate is None else torch.full_like(state["cost"], self.rate)
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        if self.table is None:
-            return state, live
-        return super().begin(live, state)
+        return (state, live) if self.table is None else super().begin(live, state)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)

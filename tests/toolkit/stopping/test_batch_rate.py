@@ -23,7 +23,6 @@ from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification import get
 from toolkit.verification.chain_enumeration import PrefixTables
 
-
 COUNTS = ("accepted", "verified", "tokens", "cost")
 
 
