@@ -114,7 +114,7 @@ def of_costs(dev: Trace, trace: Trace, who: list[tuple[str, Any]], table: CostTa
     """Print the rows of one table of costs."""
     batch = table.batch_size
     most = trace.max_drafted
-    prices = PriceTable.of(LoadCost.of([table]), batch, most, flat=False, blocks=True).middle
+    prices = PriceTable.of(LoadCost.of([table]), batch, most, blocks=True).middle
     columns = ", ".join(f"{value:.3f}" for value in prices.columns[0].tolist())
     print(f"\n{name}: c_block {float(prices.forward[0]):.2f}, columns {columns}\n")
     print("| sent | tokens per target forward | tokens per cost |\n|---|---|---|\n| nothing | 1.000 | 1.000 |")
@@ -126,7 +126,7 @@ def of_costs(dev: Trace, trace: Trace, who: list[tuple[str, Any]], table: CostTa
         rows[best] = replay(trace, group[best])
     for estimated, estimator in who:
         policy = BlockDraftRate(estimator, costs=table, batch_size=batch).within(most)
-        bound = replace(policy, prices=PriceTable.of(LoadCost.of([table]), batch, most, flat=False, blocks=True))
+        bound = replace(policy, table=LoadCost.of([table]), blocks=True)
         rows[estimated] = replay(trace, Bounded(bound, 0, most))
     bound = true_probability(trace, float(prices.forward[0]), columns=prices.columns[0, :most].tolist())
     rows["upper bound"] = bound.replayed

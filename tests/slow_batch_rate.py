@@ -12,7 +12,7 @@ class Row:
     """What a row's text has shown so far, and the probability that its round's tokens are all accepted."""
 
     accepted: int = 0
-    tried: int = 0
+    verified: int = 0
     tokens: int = 0
     cost: float = 0.0
     survival: float = 1.0
@@ -38,8 +38,8 @@ class SlowBatchRate:
         best = max((1 + self.ahead(a, d)) / self.cost[d] for d in range(self.policy.deepest + 1))
         made, spent = sum(row.tokens for row in texts), sum(row.cost for row in texts)
         self.rate = len(texts) * (made + memory * best) / (spent + memory)
-        accepted, tried = sum(row.accepted for row in texts), sum(row.tried for row in texts)
-        running = (accepted + memory * a) / (tried + memory)
+        accepted, verified = sum(row.accepted for row in texts), sum(row.verified for row in texts)
+        running = (accepted + memory * a) / (verified + memory)
         deeper = range(1, self.policy.deepest + 1)
         return any(len(texts) * self.ahead(running, d) > self.rate * (self.cost[d] - self.cost[0]) for d in deeper)
 
@@ -59,6 +59,6 @@ class SlowBatchRate:
         spent = self.cost[max(drafted)]
         for row, sent, kept in zip(self.rows, drafted, length, strict=True):
             row.accepted += kept
-            row.tried += min(kept + 1, sent)
+            row.verified += min(kept + 1, sent)
             row.tokens += kept + 1
             row.cost += spent

@@ -36,7 +36,6 @@ from toolkit.acceptance.online import RowLogistic
 from toolkit.acceptance.statistics import OUTPUTS
 from toolkit.costs.load import LoadCost
 from toolkit.stopping import Bounded, Confidence, OnlineRate, Rate, Tail
-from toolkit.stopping.prices import PriceTable
 from toolkit.trace import Trace, bounds
 from toolkit.trace.replay import Replayed, by_rounds, carried, sweep_levels
 from toolkit.trace.steps import RecordedStep, step_after
@@ -189,8 +188,8 @@ def without_level(trace: Trace, estimator: Any, cost: float | LoadCost) -> Array
     if not hasattr(estimator, "drawn_probs"):
         return None
     if isinstance(cost, LoadCost):
-        prices = PriceTable.of(cost, 1, trace.max_drafted, flat=False, blocks=trace.blocks)
-        rule = Rate(estimator, deepest=trace.max_drafted, prices=prices)
+        table = cost.apart("drafts that give blocks") if trace.blocks else cost
+        rule = Rate(estimator, deepest=trace.max_drafted, table=table, blocks=trace.blocks)
     else:
         rule = Rate(estimator, cost)
     return counted(by_rounds(trace, Bounded(rule, 1, trace.max_drafted)))

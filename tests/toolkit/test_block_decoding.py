@@ -303,13 +303,13 @@ def test_with_free_columns_the_whole_block_is_sent():
 
 
 def test_a_block_is_paid_for_once_by_every_rule_that_weighs_costs():
-    table = PriceTable.of(LoadCost.ratio(0.4, 0.1), 1, 4, flat=False, blocks=True)
+    table = PriceTable.of(LoadCost.ratio(0.4, 0.1), 1, 4, blocks=True)
     assert table.middle.tokens[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
     pair = block_pair(4)
     rate = Bounded(Rate(ConstantScore(), costs=CostTable.ratio(0.4, 0.1)), 1, 4).bind(pair).policy
-    assert rate.prices.middle.tokens[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
+    assert rate.prices_at(rate.init(2, torch.device("cpu"))).tokens[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
     batch = Bounded(BatchRate(ConstantScore(), cost_ratio=0.4, column_cost=0.1), 1, 4).bind(pair).policy
-    assert batch._costs(batch.init(2, torch.device("cpu")))[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
+    assert batch.prices_at(batch.init(2, torch.device("cpu"))).tokens[0].tolist() == pytest.approx([0.5, 0.1, 0.1, 0.1])
 
 
 def test_a_drafts_own_confidence_head_is_read(tmp_path):

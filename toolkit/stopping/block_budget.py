@@ -2,17 +2,16 @@
 
 The budget is ours, from renewal-reward theory as in `block_draft_rate`; it has no threshold. Engines lay a batch's tokens side
 by side, so a target forward pass costs what its tokens cost, whosever they are. vLLM and DSpark's engines (arXiv:2607.05147)
-rank positions by the probability that all of a row's tokens up to them are accepted. lambda is what the live rows have reached,
-in tokens per unit of cost; C(w) is what a target forward pass over w drafted tokens per row costs beyond one over none. With
-v_1 >= v_2 >= .. the probabilities of all positions of B live rows, a round has a block iff
+rank positions by the probability that all of a row's tokens up to them are accepted. With C(w) what w drafted tokens per row
+cost and v_1 >= v_2 >= .. the probabilities of all positions of B live rows, a round has a block iff
 
     max over n of  (v_1 + .. + v_n) / B - lambda * C(n / B)  >  lambda * c_block
 
 and the n of the maximum is the budget. Which v? Those of the round itself depend on its tokens: x_k decides v of position
 k + 1, this the budget, and the budget whether x_k is sent. Such a text no longer follows p. So v is each row's mean by depth
 over its earlier rounds, and the budget is known before anything is drawn. The round's own probabilities decide who gets it.
-That is safe. A row's probabilities fall with the depth, so its position k is among the best n or not whatever is drawn at k or
-later. The tokens that are left out are those that would never have been drawn, one position after another, best first.
+That is safe: they fall with the depth, so a row's position k is among the best n or not whatever is drawn at k or later. The
+tokens that are left out are those that would never have been drawn, one position after another, best first.
 
 Deviation: theirs takes the budget from probabilities of some steps before; here it is the mean of all earlier rounds. In this
 package's own forward passes every row is as wide as the widest, which `batch_rate` weighs; `analysis.advise drops=flattened`
@@ -38,20 +37,16 @@ from toolkit.types import Drafted, Step, Verified
 class BlockBudget(BlockDraftRate):
     """Rank the positions of all rows' blocks, and send as many as were worth their columns in earlier rounds.
 
-    Its settings are those of `BlockDraftRate`; `evidence` is also the rounds that `acceptance` counts for.
+    Its settings are those of `BlockDraftRate`; `evidence` is also the rounds that `acceptance` counts for. In the state are the
+    round's `budget`, in every row, and by depth its probabilities to enter the text, `entries`, and `before`, their sums over
+    earlier rounds, `blocks` of them.
     """
 
     name = "block_budget"
     couples_rows: ClassVar[bool] = True
-
-    def init(self, num_rows: int, device: torch.device) -> State:
-        """The state of `BlockDraftRate`, and `budget`, of the round, in every row [B], and by depth [B, D]
-
-        entries  this round's probabilities to enter the text;  before  their sums over `blocks` [B] earlier rounds
-        """
-        state, nothing = super().init(num_rows, device), torch.zeros(num_rows, self.deepest, device=device)
-        counts = {name: torch.zeros_like(state["cost"]) for name in ("budget", "blocks")}
-        return {**state, **counts, "entries": nothing, "before": nothing.clone()}
+    counts = (*BlockDraftRate.counts, "budget", "blocks", "before")
+    round_values: ClassVar = {**BlockDraftRate.round_values, "entries": 0.0}
+    by_depth = ("before", "entries")
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         if not len(live):
@@ -79,25 +74,20 @@ class BlockBudget(BlockDraftRate):
     def sent(self, num_drafted: Tensor, state: State) -> Tensor:
         depths = torch.arange(1, self.deepest + 1, device=num_drafted.device)
         possible = depths <= num_drafted.unsqueeze(1)
-        ranks = torch.where(
-            possible, state["entries"].nan_to_num(0.0), -1.0
-        ).T.flatten()  # equal ones: the shallower first
-        order = ranks.argsort(descending=True, stable=True)
+        entries = torch.where(possible, state["entries"].nan_to_num(0.0), -1.0)
+        order = entries.T.flatten().argsort(descending=True, stable=True)  # equal ones: the shallower first
         within = torch.arange(len(order), device=order.device) < state["budget"][0]
         chosen = torch.zeros_like(within).index_copy(0, order, within)
         return (chosen.view(self.deepest, len(num_drafted)).T & possible).sum(1)
 
-    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
+    def counted(self, proposal: Drafted, verdict: Verified, state: State) -> State:
+        blocks = {"before": state["entries"], "blocks": proposal.num_calls > 0}
+        return {**super().counted(proposal, verdict, state), **blocks}
+
+    def spent(self, proposal: Drafted, state: State) -> Tensor:
         drafted = proposal.num_calls > 0
         width = proposal.num_drafted.sum() / drafted.sum().clamp(min=1)
-        spent = 1 + proposal.num_calls * self.prices_at(state).forward.mean() + drafted * self._read(width[None], state)
-        return {
-            **super().observe(proposal, verdict, state),
-            "cost": state["cost"] + spent,
-            "before": state["before"] + state["entries"],
-            "blocks": state["blocks"] + drafted,
-            "entries": torch.zeros_like(state["entries"]),
-        }
+        return 1 + proposal.num_calls * self.prices_at(state).forward.mean() + drafted * self._read(width[None], state)
 
     def _read(self, widths: Tensor, state: State) -> Tensor:
         """C of so many drafted tokens per row [n], linear between whole ones, at the live rows' mean context."""

@@ -46,4 +46,4 @@ class OnlineRate(Rate):
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         learned = self.estimator.learn(proposal.num_drafted, verdict.length, state)
-        return {**state, **super().observe(proposal, verdict, state), **learned}
+        return {**super().observe(proposal, verdict, state), **learned}

@@ -16,7 +16,6 @@ from toolkit import ModelPair, config
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
-from toolkit.stopping.prices import PriceTable
 from toolkit.trace.record import Recorder
 
 ROUND, DRAFTING, TOKEN, COLUMN, PROMPT, DRAFT_PROMPT = PRICES = 0.076, 0.055, 0.09, 0.029, 0.015, 0.0074
@@ -114,11 +113,13 @@ def test_without_lookup_a_chain_is_priced_and_copies_are_refused(tmp_path, capsy
     costs = LoadCost.load(folder / "costs.json")
     assert "column: unknown" in capsys.readouterr().out
     assert costs.round(1, 4) == pytest.approx(ROUND + DRAFTING + 4 * TOKEN)
-    policy = config.method("lookup_rate", [f"policy.costs={folder / 'costs.json'}"]).policy
-    with pytest.raises(InputError, match=r"copied tokens need the time of a column.*source: lookup"):
-        policy.bind(None)
-    with pytest.raises(InputError, match="drafts that give blocks need"):
-        PriceTable.of(costs, 1, 4, flat=False, blocks=True)
+    for name, words in (
+        ("lookup_rate", r"copied tokens need the time of a column.*source: lookup"),
+        ("block_draft_rate", "drafts that give blocks need"),
+    ):
+        policy = config.method(name, [f"policy.costs={folder / 'costs.json'}"]).policy
+        with pytest.raises(InputError, match=words):
+            policy.bind(None)
     words = ["pair.target=toy/target", "pair.draft=null", f"prompts.path={prompts_file(tmp_path)}", "batch_sizes=[1]"]
     with pytest.raises(InputError, match="copied tokens need"):
         advise.run(config.compose("advise", [*words, f"costs={folder / 'costs.json'}", f"paths.root_dir={tmp_path}"]))

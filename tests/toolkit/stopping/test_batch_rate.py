@@ -18,11 +18,12 @@ from toolkit.engine.device import Gate
 from toolkit.errors import InputError
 from toolkit.stopping import BatchRate, Bounded
 from toolkit.stopping.base import in_context, with_fresh
-from toolkit.stopping.batch_rate import COUNTS
 from toolkit.testing.batches import coupled_error
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification import get
 from toolkit.verification.chain_enumeration import PrefixTables
+
+COUNTS = ("accepted", "verified", "tokens", "cost")
 
 
 class Probabilities:

@@ -133,7 +133,6 @@ def test_a_score_at_its_level_goes_on():
     assert policy.step(step, policy.init(1, CPU))[1].tolist() == [True]  # the threshold is a number of fewer digits
     for rate in (2.0, None):
         policy = Rate(DrawnScores(), cost_ratio=0.25, rate=rate, initial_rate=2.0, memory=16.0)
-        assert set(policy.init(1, CPU)) == ({"survival"} if rate else {"survival", "tokens", "cost"})
         assert go_on(policy, policy.init(1, CPU), 1, 1.0, 0.5)[1]
     second = step_of([0.5, 0.5], 0, depth=2, hidden=0.5)
     late, early = (Survival(ReadScore(), 0.5, lag) for lag in (1, 0))

@@ -13,6 +13,7 @@ from toolkit.acceptance import MatchEstimator
 from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
 from toolkit.stopping import BatchRate, BestSource, Bounded, LookupRate, Rate
+from toolkit.stopping.planner import ahead, worth
 from toolkit.stopping.prices import PriceTable
 from toolkit.types import Match, Proposal, Verdict
 
@@ -127,8 +128,8 @@ def pays_slowly(prices, probability, acceptance, rate, depth):
 
 def prices_of(table, context=None):
     """The prices of one row."""
-    prices = PriceTable.of(LoadCost.of([table]), 1, 8, flat=False, furthest=3)
-    return prices.at(None if context is None else torch.tensor([float(context)]), CPU)
+    prices = PriceTable.of(LoadCost.of([table]), 1, 8, furthest=3)
+    return prices.at(None if context is None else torch.tensor([float(context)]))
 
 
 def test_prices_are_those_of_a_rows_own_context():
@@ -137,7 +138,7 @@ def test_prices_are_those_of_a_rows_own_context():
         1, (1, 2, 4), (100, 200, 400), ((1.0, 1.5, 1.2), (1.0, 2.5, 1.1), (2.0, 3.0, 5.0)), (0.1, 0.3, 0.2)
     )
     contexts = [0, 100, 130, 200, 399, 400, 700]
-    rows = PriceTable.of(LoadCost.of([table]), 1, 8, flat=False, furthest=3).at(torch.tensor(contexts).float(), CPU)
+    rows = PriceTable.of(LoadCost.of([table]), 1, 8, furthest=3).at(torch.tensor(contexts).float())
     for row, context in enumerate(contexts):
         plain = table.target(1, context)
         columns = [(table.target(k + 1, context) - table.target(k, context)) / plain for k in range(1, 9)]
@@ -159,7 +160,9 @@ def test_further_tokens_pay_if_some_number_of_them_does():
         numbers[2] += 0.5
         expected = pays_slowly(prices, *numbers, depth)
         seen.add((expected, pays_slowly(replace(prices, columns=prices.columns[:, : depth + 1]), *numbers, depth)))
-        assert bool(prices.pay(*(torch.tensor([number]) for number in numbers), depth)) == expected
+        probability, acceptance, rate = (torch.tensor([number]) for number in numbers)
+        gains = ahead(probability, acceptance, 8 - depth)
+        assert bool(worth(gains, prices.tokens[:, depth:], rate) > 0) == expected
     assert (True, False) in seen  # a token that is a loss is paid for by those after it
 
 
