@@ -26,12 +26,11 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from toolkit.config.notes import Between
 from toolkit.drafts.kinds import gives_blocks
 from toolkit.stopping.base import DrawnEstimator, State
-from toolkit.stopping.planner import Planner, ahead, depths, pays_together, with_longest, worth
+from toolkit.stopping.planner import Planner, ahead, best_fixed, pays_together, with_longest, worth
 from toolkit.stopping.prices import BATCH_COLUMN, BatchColumn, Ratio
 from toolkit.types import Step
 
@@ -69,7 +68,7 @@ class BatchRate(Planner):
         prices, weight = self.prices_at(state).tokens[0], live.to(state["cost"].dtype)
         tokens, cost, verified, accepted = (torch.dot(weight, state[name]) for name in Planner.counts)
         acceptance = (accepted + self.memory * self.acceptance) / (verified + self.memory)
-        rate = (tokens + self.memory * self._best_fixed(prices)) / (cost + self.memory)  # per row
+        rate = (tokens + self.memory * best_fixed(self.acceptance, prices)) / (cost + self.memory)  # per row
         drafts = worth(ahead(acceptance, acceptance, len(prices)), prices, rate) > 0
         shared = {"rate": (weight.sum() * rate).expand(len(live)), "acceptance": acceptance.expand(len(live))}
         return {**state, **shared}, live & drafts
@@ -78,9 +77,3 @@ class BatchRate(Planner):
         state, following = self.score(step, state)
         prices = self.prices_at(state).tokens[0]
         return state, pays_together(following, state["acceptance"], prices, state["rate"][0], step)
-
-    def _best_fixed(self, prices: Tensor) -> Tensor:
-        """The tokens per cost of the best fixed depth, by the assumed acceptance, []."""
-        numbers = depths(len(prices) + 1, prices.device) - 1
-        tokens, cost = (self.acceptance**numbers).cumsum(0), pad(prices, (1, 0)).cumsum(0) + 1
-        return (tokens / cost).amax()

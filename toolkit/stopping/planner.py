@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from toolkit.config.notes import AtLeast, Between, File, Internal
 from toolkit.config.values import check_ranges
@@ -66,6 +67,13 @@ def worth(gains: Tensor, prices: Tensor, rate: Tensor) -> Tensor:
 def after(prices: Tensor, depth: int) -> Tensor:
     """Prices [..., N] of the tokens after the first `depth`, at least of the last one, by those of depths 1 .. D [..., D]."""
     return prices[..., min(depth, prices.shape[-1] - 1) :]
+
+
+def best_fixed(acceptance: float, prices: Tensor) -> Tensor:
+    """The tokens per cost of the best fixed depth [], by prices of depths 1 .. D [D]."""
+    numbers = depths(len(prices) + 1, prices.device) - 1
+    tokens, cost = (acceptance**numbers).cumsum(0), pad(prices, (1, 0)).cumsum(0) + 1
+    return (tokens / cost).amax()
 
 
 def with_longest(state: State, live: Tensor) -> State:
@@ -175,7 +183,7 @@ class Planner(StoppingPolicy):
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         counts = {name: state[name] + more for name, more in self.counted(proposal, verdict, state).items()}
-        fresh = self.init(len(state["cost"]), state["cost"].device)
+        fresh = Planner.init(self, len(state["cost"]), state["cost"].device)
         return {**state, **counts, **{name: fresh[name] for name in self.round_values}}
 
     def counted(self, proposal: Drafted, verdict: Verified, state: State) -> State:
@@ -199,12 +207,12 @@ class Priced(Planner):
     """A planner whose rows start with a lambda of their own, priced in a batch of a size that is set.
 
     batch_size   rows that are decoded together: the table is read at this size
-    initial_rate  lambda of a text that begins
+    initial_rate  lambda of a text that begins; None: `first_rate` says
     memory       target forward passes that `initial_rate` counts for
     """
 
     batch_size: Annotated[int, AtLeast(1)] = 1
-    initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
+    initial_rate: Annotated[float, Between(0, 1e6, "(]")] | None = None
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
 
     def batch(self, state: State) -> int:
@@ -212,7 +220,12 @@ class Priced(Planner):
 
     def init(self, num_rows: int, device: torch.device) -> State:
         state, ones = super().init(num_rows, device), torch.ones(num_rows, device=device)
-        return {**state, "tokens": self.initial_rate * self.memory * ones, "cost": self.memory * ones}
+        rate = self.first_rate(state) if self.initial_rate is None else self.initial_rate
+        return {**state, "tokens": rate * self.memory * ones, "cost": self.memory * ones}
+
+    def first_rate(self, state: State) -> Tensor | float:
+        """lambda of a text that begins, where none is given: a little above plain decoding's."""
+        return 1.2
 
     def reached(self, state: State) -> Tensor:
         """lambda of every text [B]."""

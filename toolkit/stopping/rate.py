@@ -21,18 +21,20 @@ Under block verification (method=block_rate) more than the product is kept; the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import Above, Between
+from toolkit.config.notes import Above
 from toolkit.drafts.kinds import gives_blocks
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded
-from toolkit.stopping.planner import PricedDraft
+from toolkit.stopping.planner import PricedDraft, best_fixed
 from toolkit.stopping.prices import RATIO, Ratio
 from toolkit.types import Drafted, Step, Verified
+
+FIRST_RATE = 2.0  # lambda of a text that begins, without a table
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,6 @@ class Rate(PricedDraft, Thresholded):
     estimator: DrawnEstimator
     cost_ratio: Ratio = None
     rate: Annotated[float, Above(0)] | None = None
-    initial_rate: Annotated[float, Between(0, 1e6, "(]")] = field(default=2.0, kw_only=True)
 
     @property
     def uses_history(self) -> bool:  # type: ignore[override]
@@ -69,12 +70,18 @@ class Rate(PricedDraft, Thresholded):
 
     @property
     def level(self) -> float:
-        return (self.initial_rate if self.rate is None else self.rate) * self.ratio
+        return (self.rate or self.initial_rate or FIRST_RATE) * self.ratio
 
     def bind(self, pair: object) -> Rate:
         if self.costs is None:
             return replace(self, estimator=self.estimator.bind(pair))
         return self.bound(pair, self.read_table(0.0, 0.0), blocks=gives_blocks(getattr(pair, "draft", None)))
+
+    def first_rate(self, state: State) -> Tensor | float:
+        """lambda of a text that begins: that of the best fixed depth by `acceptance` at a table's prices."""
+        if self.table is None:
+            return FIRST_RATE
+        return best_fixed(self.acceptance, self.prices_at(state).tokens[0])
 
     def reached(self, state: State) -> Tensor:
         return super().reached(state) if self.rate is None else torch.full_like(state["cost"], self.rate)
