@@ -31,7 +31,7 @@ from torch.nn.functional import pad
 from toolkit.config.notes import Between
 from toolkit.drafts.kinds import gives_blocks
 from toolkit.stopping.base import DrawnEstimator, State
-from toolkit.stopping.planner import Planner, ahead, depths, pays_together, with_longest, worth
+from toolkit.stopping.planner import Planner, depths, pays_together, with_longest, worth
 from toolkit.stopping.prices import BATCH_COLUMN, BatchColumn, Ratio
 from toolkit.types import Step
 
@@ -70,7 +70,7 @@ class BatchRate(Planner):
         tokens, cost, verified, accepted = (torch.dot(weight, state[name]) for name in Planner.counts)
         acceptance = (accepted + self.memory * self.acceptance) / (verified + self.memory)
         rate = (tokens + self.memory * self._best_fixed(prices)) / (cost + self.memory)  # per row
-        drafts = worth(ahead(acceptance, acceptance, len(prices)), prices, rate) > 0
+        drafts = worth(acceptance ** depths(len(prices), prices.device), prices, rate) > 0
         shared = {"rate": (weight.sum() * rate).expand(len(live)), "acceptance": acceptance.expand(len(live))}
         return {**state, **shared}, live & drafts
 
