@@ -30,7 +30,7 @@ from torch import Tensor
 from toolkit.config.notes import Between
 from toolkit.drafts.kinds import gives_blocks
 from toolkit.stopping.base import DrawnEstimator, State
-from toolkit.stopping.planner import Planner, ahead, best_fixed, pays_together, with_longest, worth
+from toolkit.stopping.planner import Planner, best_fixed, depths, pays_together, with_longest, worth
 from toolkit.stopping.prices import BATCH_COLUMN, BatchColumn, Ratio
 from toolkit.types import Step
 
@@ -69,7 +69,7 @@ class BatchRate(Planner):
         tokens, cost, verified, accepted = (torch.dot(weight, state[name]) for name in Planner.counts)
         acceptance = (accepted + self.memory * self.acceptance) / (verified + self.memory)
         rate = (tokens + self.memory * best_fixed(self.acceptance, prices)) / (cost + self.memory)  # per row
-        drafts = worth(ahead(acceptance, acceptance, len(prices)), prices, rate) > 0
+        drafts = worth(acceptance ** depths(len(prices), prices.device), prices, rate) > 0
         shared = {"rate": (weight.sum() * rate).expand(len(live)), "acceptance": acceptance.expand(len(live))}
         return {**state, **shared}, live & drafts
 

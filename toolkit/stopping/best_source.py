@@ -63,8 +63,7 @@ class BestSource(PricedDraft):
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         """The new state, and whether the draft model drafts [B]; where it does not, what was copied is sent."""
-        worth = self.further(self.posterior(state), self.prices_at(state).tokens, state, 0)
-        worth = worth - self.reached(state) * self.catching_up(state)
+        worth = self.best_fixed(state) - self.reached(state) * self.catching_up(state)
         return state, live & (worth > state["gain"].clamp(min=0))
 
     def counted(self, proposal: Drafted, verdict: Verified, state: State) -> State:

@@ -55,13 +55,16 @@ def depths(count: int, device: torch.device) -> Tensor:
 
 
 def net(gains: Tensor, prices: Tensor, rate: Tensor) -> Tensor:
-    """What the first 1 .. N tokens are worth [..., N], float64: gains less prices [..., N] at a lambda [...]."""
+    """What the first 1 .. N tokens are worth [..., N]: gains less prices [..., N] at a lambda [...].
+
+    Sums are of float64, so that equal prices decide token by token, as in float32.
+    """
     return (gains - rate.unsqueeze(-1) * prices).double().cumsum(-1)
 
 
 def worth(gains: Tensor, prices: Tensor, rate: Tensor) -> Tensor:
     """What the best number of tokens, at least 1, is worth [...]: above 0 iff some number pays. Arguments as of `net`."""
-    return net(gains, prices, rate).amax(-1)
+    return (gains.cumsum(-1) - rate.unsqueeze(-1) * prices.cumsum(-1)).amax(-1)
 
 
 def after(prices: Tensor, depth: int) -> Tensor:
@@ -255,8 +258,14 @@ class PricedDraft(Priced):
         prices = after(prices, depth)
         return worth(ahead(next_prob, self.posterior(state), prices.shape[1]), prices, self.reached(state))
 
+    def best_fixed(self, state: State) -> Tensor:
+        """What the best number of tokens is worth before any is drawn [B], each accepted as the text's were."""
+        prices = self.prices_at(state).tokens
+        gains = self.posterior(state).unsqueeze(1) ** depths(self.deepest, prices.device)
+        return worth(gains, prices, self.reached(state))
+
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        return state, live & (self.further(self.posterior(state), self.prices_at(state).tokens, state, 0) > 0)
+        return state, live & (self.best_fixed(state) > 0)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, following = self.score(step, state)

@@ -87,7 +87,9 @@ class Rate(PricedDraft, Thresholded):
         return super().reached(state) if self.rate is None else torch.full_like(state["cost"], self.rate)
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        return (state, live) if self.table is None else super().begin(live, state)
+        if self.table is None:
+            return state, live
+        return state, live & (self.further(self.posterior(state), self.prices_at(state).tokens, state, 0) > 0)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)

@@ -9,6 +9,7 @@ import torch
 
 from toolkit import ModelPair, config
 from toolkit.config import instantiate
+from toolkit.costs.load import LoadCost
 from toolkit.decoding import (
     BestSourceProposer,
     ChainProposer,
@@ -348,3 +349,17 @@ def test_rate_with_an_acceptance_head_is_the_survival_rule_at_the_threshold_of_t
             decisions.append(go)
         assert torch.equal(decisions[-1], decisions[-2])
     assert 0 < int(decisions[2].sum()) < 64  # at depth 2
+
+
+@pytest.mark.parametrize(("ratio", "column"), [(0.35, 0.1), (0.1, 0.0)])
+def test_a_text_begins_at_the_rate_of_the_best_fixed_depth(ratio, column, tmp_path):
+    """A lambda of 2 drafted nothing where drafts are dear, though the best fixed depth made 1.5."""
+    costs = LoadCost.ratio(ratio, column).save(tmp_path / "costs.json")
+    policy = Rate(DrawnScores(), costs=str(costs), acceptance=0.85).within(8).bind(ModelPair.toy())
+    depths = range(9)
+    tokens = [sum(0.85**k for k in range(depth + 1)) for depth in depths]
+    expected = max(made / (1 + depth * (ratio + column)) for made, depth in zip(tokens, depths, strict=True))
+    state = policy.init(1, torch.device("cpu"))
+    assert float(policy.reached(state)) == pytest.approx(expected)
+    assert bool(policy.begin(torch.tensor([True]), state)[1])
+    assert float(policy.reached(replace(policy, initial_rate=3.0).init(1, torch.device("cpu")))) == pytest.approx(3)
