@@ -1,6 +1,6 @@
 """Malformed command lines and calls, drawn from good ones: each is right, or refused in one line; never a traceback or a hang.
 
-FUZZ_INPUTS  how many (default 200; `make fuzz` takes 3000)
+FUZZ_INPUTS  how many (default 100; `make fuzz` takes 3000)
 FUZZ_SEED    which ones (default 0)
 
 An input that is not refused is run on two prompts of four tokens. Commands that take longer (not in RUN) end after their config
