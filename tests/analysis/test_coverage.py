@@ -23,7 +23,7 @@ from analysis.tables.rows import COUNTS, acceptance_positions
 from analysis.tables.standing import standing
 from tests.analysis.loads.test_observed import of_histograms
 
-REPETITIONS, AT_ONCE, LEAST = 1000, 20, 0.92  # intervals that hold .9 of the truths fail with a probability of .98
+REPETITIONS, AT_ONCE, LEAST = 2000, 20, 0.92
 QUICK = Bootstrap(300)
 LARGE = 20_000
 
