@@ -25,6 +25,13 @@ def one_of_each() -> frozenset[str]:
     return frozenset(chosen.values())
 
 
+def at_temperatures(names: Sequence[str]) -> list[Any]:
+    """Parameters (name, temperature): every name at 1, as `others_slow` marks them, and `one_of_each` at 0, which is slow."""
+    cold = [pytest.param(name, 0.0, marks=pytest.mark.slow) for name in names if name in one_of_each()]
+    warm = [pytest.param(name, 1.0, marks=[] if name in one_of_each() else pytest.mark.slow) for name in names]
+    return warm + cold
+
+
 def others_slow(names: Sequence[str], kept: Collection[str] | None = None) -> list[Any]:
     """Parameters of a test: names that are not kept are slow; kept: None: `one_of_each`."""
     kept = one_of_each() if kept is None else kept

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -28,15 +29,15 @@ from data_gen.completions import LOCAL, Endpoint, NoAnswer, reason_of
 from data_gen.keys import EndpointKeys
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
+from toolkit.files import journal
 from toolkit.files.atomic import write_text
 from toolkit.files.machine import processor
 from toolkit.files.shards import is_gguf
-from toolkit.files.text import lines_of
-from toolkit.models.gguf_file import GGUFFile
 from toolkit.runs.stage import open_stage, prompt_files
 
 SCRIPT = Path(__file__).with_name("ask_xllamacpp.py")
 LOOKUP = {"source": "lookup", "ngram": [2, 8]}  # of a probe: copies come often, and are as long as drafts
+LONGEST_HEADER = 2**26  # bytes of a GGUF file that are searched
 
 
 def probe_xllamacpp(cfg: keys.Timing) -> Path:
@@ -59,20 +60,10 @@ def probe_xllamacpp(cfg: keys.Timing) -> Path:
             f"llama.cpp is started {len(servers)} times ({', '.join(servers)}) for {number} answers of at most "
             f"{sampling['max_new_tokens']} tokens"
         )
+        python = cfg.engine_python or sys.executable
         with tqdm(total=number, desc="answers", unit="answer") as bar:
-
-            def answered(answer: Mapping[str, Any]) -> None:
-                bar.update()
-                if bar.n == 1:
-                    seconds = answer["seconds"]
-                    bar.write(
-                        f"about {seconds * number / 60:.0f} minutes at the first answer's {seconds:.1f} s, and starts"
-                    )
-
             for name, settings in servers.items():
-                ask_xllamacpp(
-                    cfg.engine_python or sys.executable, {**shared, **settings}, prompts, files[name], answered
-                )
+                ask_xllamacpp(python, {**shared, **settings}, prompts, files[name], bar.update)
     return price_files(list(files.values()), stage)
 
 
@@ -81,63 +72,82 @@ def ask_xllamacpp(
     settings: Mapping[str, Any],
     prompts: Sequence[Any],
     path: Path,
-    answered: Callable[[Mapping[str, Any]], Any] = lambda answer: None,
+    progress: Callable[[int], object] = int,
     environment: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Ask what `path` has no answer to yet, in a process of the engine's interpreter; every answer is kept as it comes.
+    """Ask what `path` has no answer to yet; returns all answers. Raises InputError if the engine's process fails.
 
-    settings  of `ask_xllamacpp.py`;  answered  called with every answer, those that are kept, too
-    Returns all answers. Raises InputError if the process fails.
+    python, settings  the engine's interpreter, and what `ask_xllamacpp.py` is told
+    progress          is called with numbers of answers, those that are kept, too
     """
-    answers = read_kept(path)
-    for answer in answers:
-        answered(answer)
-    if len(answers) >= len(prompts):
-        return answers
-    facts = {"source": settings["source"], "processor": processor(), "file_type": file_type(settings["model"])}
-    facts |= {"num_drafted": settings["num_drafted"]} if "num_drafted" in settings else {}
-    command = [str(python), str(SCRIPT), json.dumps({**settings, "first": len(answers)})]
+
+    def missing(first: int) -> Iterator[dict[str, Any]]:
+        progress(first)
+        if first >= len(prompts):
+            return
+        facts = {name: settings[name] for name in ("source", "num_drafted") if name in settings}
+        facts |= {"processor": processor(), "file_type": file_type(settings["model"])}
+        command = [str(python), str(SCRIPT), json.dumps({**settings, "first": first})]
+        for answer in answers_of_process(command, prompts[first:], environment):
+            progress(1)
+            yield {**answer, **facts}
+
+    return kept(path, missing)
+
+
+def answers_of_process(
+    command: Sequence[str], prompts: Sequence[Any], environment: Mapping[str, str] | None
+) -> Iterator[dict[str, Any]]:
+    """The answers that a process prints as it gets them. Raises InputError, with its last words, if it fails."""
     with TemporaryFile() as log, TemporaryFile("w+") as waiting:
-        json.dump(prompts[len(answers) :], waiting)
+        json.dump(prompts, waiting)
         waiting.seek(0)
         with subprocess.Popen(command, stdin=waiting, stdout=subprocess.PIPE, stderr=log, env=environment) as process:
             assert process.stdout is not None
             try:
-                for line in process.stdout:
-                    if line.startswith(b"{"):
-                        keep(path, answers, {**json.loads(line), **facts})
-                        answered(answers[-1])
+                yield from (json.loads(line) for line in process.stdout if line.startswith(b"{"))
             except BaseException:
                 process.terminate()
                 raise
         if process.returncode:
             log.seek(0)
-            last = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()][-1:]
-            missing = "; engine_python=PATH names an interpreter with it" if "No module named" in "".join(last) else ""
-            raise InputError(f"xllamacpp ended with {process.returncode}: {(last or ['nothing was said'])[0]}{missing}")
+            last = log.read().decode(errors="replace").strip().rpartition("\n")[2] or "nothing was said"
+            hint = "; engine_python=PATH names an interpreter with it" if "No module named" in last else ""
+            raise InputError(f"xllamacpp ended with {process.returncode}: {last}{hint}")
+
+
+def kept(path: Path, missing: Callable[[int], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The answers of a file, then `missing(their number)`: each is appended as it comes, and a torn line is passed over."""
+    answers = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
+        with suppress(ValueError):
+            answers.append(json.loads(line))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        journal.note(path, sha256="")  # listed, so that it is deleted with the stage's other files
+    for answer in missing(len(answers)):
+        journal.append_line(path, json.dumps(answer), flush=True)
+        answers.append(answer)
+    write_text(path, "".join(json.dumps(answer) + "\n" for answer in answers))
     return answers
-
-
-def read_kept(path: Path) -> list[dict[str, Any]]:
-    """The answers that a file holds; none if there is no file."""
-    return [json.loads(line) for line in lines_of(path.read_text("utf-8")) if line] if path.exists() else []
-
-
-def keep(path: Path, answers: list[dict[str, Any]], answer: dict[str, Any]) -> None:
-    """Add an answer to a file's."""
-    answers.append(answer)
-    write_text(path, "".join(json.dumps(each) + "\n" for each in answers))
 
 
 @cache
 def file_type(model: str) -> str:
-    """How a GGUF file's weights are stored: Q4_K_M; empty without the package that reads it."""
+    """How a GGUF file's weights are stored: Q4_K_M; empty where its header does not say it, or gguf is not installed.
+
+    The header is searched, not parsed: its lists of tokens take a parser seconds. The key is followed by the type of a number
+    in 32 bits (4), and by the number.
+    """
     if find_spec("gguf") is None:
         return ""
     from gguf import LlamaFileType
 
-    number = GGUFFile.read(Path(model)).keys.get("general.file_type")
-    return "" if number is None else LlamaFileType(number).name.partition("_")[2]  # MOSTLY_, ALL_
+    key = b"general.file_type" + (4).to_bytes(4, "little")
+    with open(model, "rb") as file:
+        _, separator, rest = file.read(LONGEST_HEADER).partition(key)
+    number = int.from_bytes(rest[:4], "little")
+    return LlamaFileType(number).name.partition("_")[2] if separator else ""  # without MOSTLY_ or ALL_
 
 
 def ask_server(cfg: keys.Timing) -> Path:
@@ -155,10 +165,9 @@ def ask_server(cfg: keys.Timing) -> Path:
         facts |= {"num_drafted": cfg.num_drafted[0]} if cfg.source == "draft" else {}
         facts |= {"processor": processor()} if server.is_local else {}
         body = {"max_tokens": sampling["max_new_tokens"], "temperature": sampling["temperature"]}
-        answers = read_kept(path)
         server.ask(prompts[0], max_tokens=4)  # warms it up
-        for prompt in tqdm(prompts[len(answers) :], desc="answers", unit="answer"):
-            keep(path, answers, {**server.ask(prompt, **body), **facts})
+        bar = partial(tqdm, desc="answers", unit="answer")
+        answers = kept(path, lambda first: ({**server.ask(each, **body), **facts} for each in bar(prompts[first:])))
         stage.finish(num_answers=len(answers))
     print(f"answers: {path}; with those of other starts (alone, other K): python -m analysis.timing engine=[FILE,...]")
     return stage.folder
@@ -171,29 +180,28 @@ class EngineServer(Endpoint):
 
     def __init__(self, base_url: str):
         base = base_url.rstrip("/")
-        super().__init__(base if base.count("/") > 2 else f"{base}/v1", EndpointKeys(concurrency=1, attempts=2))
+        super().__init__(base if base.count("/") > 2 else f"{base}/v1", EndpointKeys())
         self.base = self.address.removesuffix(self.path)
-        models = self._reply(f"{self.base}/models").get("data")
-        if not (isinstance(models, list) and models and isinstance(models[0], dict)):
-            raise InputError(f"{self.base}/models: expected the server's model, got {models!r}")
-        self.model = models[0].get("id")
+        models = self._reply(f"{self.base}/models")
+        try:
+            self.model = models["data"][0]["id"]
+        except (LookupError, TypeError):
+            raise InputError(f"{self.base}/models: expected the server's model, got {models!r}") from None
         self.is_local = LOCAL.fullmatch(urlsplit(base_url).hostname or "") is not None
 
     def ask(self, prompt: Any, **body: Any) -> dict[str, Any]:
-        """An answer, with the seconds of the try that brought it. Raises InputError if none comes."""
+        """An answer, with its seconds. Raises InputError if none comes."""
         path, field = ("/completions", "prompt") if isinstance(prompt, str) else ("/chat/completions", "messages")
         request = prompt if isinstance(prompt, dict) else {field: prompt}
-        return self._reply(f"{self.base}{path}", {"model": self.model, **request, **body})
+        begun = perf_counter()
+        answer = self._reply(f"{self.base}{path}", {"model": self.model, **request, **body})
+        return {**answer, "seconds": perf_counter() - begun}
 
     def _reply(self, url: str, body: Any = None) -> dict[str, Any]:
-        def reply(server: EngineServer, url: str) -> dict[str, Any]:
-            begun, content = perf_counter(), server.send(url, body)
-            if not isinstance(content, dict):
-                raise server.nonsense(json.dumps(content))
-            return {**content, "seconds": perf_counter() - begun}
-
         try:
-            answer: dict[str, Any] = self.answer(reply, url)
+            answer = self.send(url, body)
+            if not isinstance(answer, dict):
+                raise self.nonsense(json.dumps(answer))
         except NoAnswer as error:
             raise InputError(f"{url}: {reason_of(error)}") from None
         return answer

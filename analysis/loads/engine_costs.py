@@ -61,7 +61,7 @@ class EngineAnswer:
 
     about    engine, model file, processor
     most     tokens that a round drafts, at most
-    rounds, drafting, drafted  target forward passes after the prompt's, those of them that draft, and drafted tokens
+    rounds, drafting_rounds, drafted  target forward passes after the prompt's, those of them that draft, and drafted tokens
     seconds  of these rounds; the prompt's reading among them where `prompt_seconds` is None and there are prompt tokens
     """
 
@@ -69,7 +69,7 @@ class EngineAnswer:
     source: str
     most: int
     rounds: float
-    drafting: float
+    drafting_rounds: float
     drafted: float
     seconds: float
     prompt_tokens: float = 0.0
@@ -79,7 +79,7 @@ class EngineAnswer:
     def equations(self) -> list[tuple[Array, float]]:
         """What the prices have to explain: columns in the order of PRICES, and seconds."""
         drafts, copies = self.source == "draft", self.source == "lookup"
-        decoding = [self.rounds, self.drafting * drafts, self.drafted * drafts, self.drafted * copies]
+        decoding = [self.rounds, self.drafting_rounds * drafts, self.drafted * drafts, self.drafted * copies]
         prompt = np.array([0.0, 0.0, 0.0, 0.0, self.prompt_tokens, self.prompt_tokens * drafts])
         rounds = np.array([*decoding, 0.0, 0.0])
         if self.prompt_seconds is None:
@@ -149,7 +149,7 @@ def engine_answer(answer: Mapping[str, Any]) -> EngineAnswer:
     source = answer.get("source") or ("none" if not drafted else None)
     if source not in SOURCES or (source == "none" and drafted):
         raise InputError(f"expected source: {' or '.join(SOURCES[1:])} of {drafted:g} drafted tokens, got {source!r}")
-    drafting = counts.get("drafting") or min(rounds, drafted)
+    drafting = counts.get("drafting_rounds") or min(rounds, drafted)
     if rounds < 0 or drafting > min(rounds, drafted) or (drafted > 0) > (drafting > 0):
         raise InputError(
             f"expected drafted tokens in some of the rounds, got {drafted:g} in {drafting:g} of {rounds:g} rounds"
@@ -162,7 +162,7 @@ def engine_answer(answer: Mapping[str, Any]) -> EngineAnswer:
     processor = [answer.get("processor"), threads and f"{threads} thread{'' if threads == 1 else 's'}"]
     about = engine, model, ", ".join(str(part) for part in processor if part)
     most = math.ceil(_number(answer, "num_drafted", drafted / drafting if drafting else 0.0))
-    return EngineAnswer(about, str(source), most, **{**counts, "drafting": drafting})
+    return EngineAnswer(about, str(source), most, **{**counts, "drafting_rounds": drafting})
 
 
 def _of_timings(timings: Mapping[str, Any]) -> dict[str, float]:
@@ -174,10 +174,8 @@ def _of_timings(timings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_own_counts(answer: Mapping[str, Any]) -> dict[str, float]:
-    names = {"rounds": "rounds", "drafted": "drafted", "seconds": "seconds"}
-    optional = {"drafting": "drafting_rounds", "prompt_tokens": "prompt_tokens", "prompt_seconds": "prompt_seconds"}
-    names |= {name: key for name, key in optional.items() if answer.get(key) is not None}
-    return {name: _number(answer, key) for name, key in names.items()}
+    optional = [name for name in ("drafting_rounds", "prompt_tokens", "prompt_seconds") if answer.get(name) is not None]
+    return {name: _number(answer, name) for name in ("rounds", "drafted", "seconds", *optional)}
 
 
 def _of_vllm(answer: Mapping[str, Any]) -> dict[str, float]:
@@ -187,7 +185,7 @@ def _of_vllm(answer: Mapping[str, Any]) -> dict[str, float]:
         raise InputError(f"expected counts of drafted tokens, got {listed}")
     lengths, accepted = ([], []) if isinstance(listed, str) else listed[1:]
     others = max(_number(usage, "completion_tokens") - 1 - sum(accepted) - len(lengths), 0.0)
-    counts = {"rounds": len(lengths) + others, "drafting": float(len(lengths)), "drafted": float(sum(lengths))}
+    counts = {"rounds": len(lengths) + others, "drafting_rounds": float(len(lengths)), "drafted": float(sum(lengths))}
     return {**counts, "seconds": _number(answer, "seconds"), "prompt_tokens": _number(usage, "prompt_tokens")}
 
 
@@ -213,7 +211,7 @@ def regress(answers: Sequence[EngineAnswer]) -> tuple[Array, float]:
             f"expected answers with drafts and without (K = 0), got {what}: their prices are not told apart"
         )
     columns, seconds = (np.array(part) for part in zip(*(e for a in answers for e in a.equations), strict=True))
-    lengths = {round(each.drafted / each.drafting) for each in answers if each.source == "draft" and each.drafting}
+    lengths = {round(a.drafted / a.drafting_rounds) for a in answers if a.source == "draft" and a.drafted}
     present = [number for number in range(len(PRICES)) if columns[:, number].any()]
     used = [number for number in present if number != DRAFTING or len(lengths) > 1]
     prices = np.full((len(PRICES), 3), np.nan)

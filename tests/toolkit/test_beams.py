@@ -269,9 +269,9 @@ FLOAT32 = {
 }
 
 
-@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 1e-6])
-@pytest.mark.parametrize("truncation", [
-    "top_k and top_p", *(pytest.param(name, marks=pytest.mark.slow) for name in FLOAT32 if name != "top_k and top_p")
+@pytest.mark.parametrize(("truncation", "noise"), [
+    ("top_k and top_p", 1e-6), pytest.param("top_k and top_p", 0.0, marks=pytest.mark.slow),
+    *(pytest.param(name, 1e-6, marks=pytest.mark.slow) for name in FLOAT32 if name != "top_k and top_p"),
 ])  # fmt: skip
 def test_equal_beams_are_cut_alike_whatever_rounding_does(truncation, noise, float32_pair, monkeypatch):
     """Whole outputs of real float32 forwards, plain and speculative, against the enumeration and each other.
@@ -329,11 +329,10 @@ def test_the_beam_test_catches_the_published_scheme(table_pair):
 
 
 @pytest.mark.parametrize("name", others_slow(BEAMS))
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_scores_are_the_likelihoods_of_the_texts(name, batch_size, exact_pair, prompts):
+def test_scores_are_the_likelihoods_of_the_texts(name, exact_pair, prompts):
     """Every beam's score against one uncached run over its whole text: the caches hold what they should."""
     built, sampling = config.method(name), Sampling(max_new_tokens=20, seed=1)
-    for generation in decode(exact_pair, prompts, built, sampling, batch_size=batch_size):
+    for generation in decode(exact_pair, prompts, built, sampling, batch_size=4):
         assert generation.beams is not None
         assert generation.token_ids == generation.beams[0]
         assert generation.scores == sorted(generation.scores, reverse=True)

@@ -129,8 +129,9 @@ def test_whole_outputs_follow_the_targets_distribution(name):
     assert any(round_.num_accepted for round_ in rounds) and any(not round_.bonus for round_ in rounds)
 
 
-@pytest.mark.parametrize(("setting", "rule"), [*product(SETTINGS, ["rejection", "block"])])
-@pytest.mark.parametrize("markov", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(("setting", "rule", "markov"), [
+    *product(SETTINGS, ["rejection", "block"], [True]), *(("plain", rule, False) for rule in ("rejection", "block")),
+])  # fmt: skip
 def test_sampling_settings_and_both_rules(setting, rule, markov):
     method = Method("blocks", Confidence(0.4), get(rule))
     sampling = Sampling(max_new_tokens=3, seed=7, **SETTINGS[setting])

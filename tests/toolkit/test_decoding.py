@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.methods import one_of_each, others_slow
+from tests.methods import at_temperatures, one_of_each, others_slow
 from toolkit import ModelPair, config, generate
 from toolkit.decoding import Method, Sampling, TreeProposer, decode
 from toolkit.engine import TabularModel
@@ -47,8 +47,7 @@ def assert_same(generations, others):
         assert rounds[0] == rounds[1]
 
 
-@pytest.mark.parametrize("name", others_slow(METHODS))
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize(("name", "temperature"), at_temperatures(METHODS))
 def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, prompts, sampled):
     """Alone, in threes and all in reverse order: the same tokens and rounds, exactly. Coupled rows: in equal batches."""
     method, sampling = config.method(name), Sampling(temperature=temperature, max_new_tokens=LENGTH)
@@ -104,14 +103,11 @@ def test_greedy_output_is_the_targets_own(name, exact_pair, prompts, greedy_text
 
 
 @pytest.mark.parametrize("name", others_slow(METHODS))
-@pytest.mark.parametrize("limit", [1, 2, LENGTH])
-def test_counts(name, limit, exact_pair, prompts, sampled):
+def test_counts(name, exact_pair, prompts, sampled):
     """In every round drafted + 1 = produced + discarded, end of text and length limit inside accepted runs included."""
-    short = Sampling(max_new_tokens=limit)
-    generations = (
-        decode(exact_pair, prompts, config.method(name), short, batch_size=7) if limit < LENGTH else sampled(name)
-    )
-    for generation in generations:
+    short = [Sampling(max_new_tokens=limit) for limit in (1, 2)] if name in one_of_each() else []
+    runs = {s.max_new_tokens: decode(exact_pair, prompts, config.method(name), s, batch_size=7) for s in short}
+    for limit, generation in ((limit, each) for limit, run in {**runs, LENGTH: sampled(name)}.items() for each in run):
         counts, rounds = generation.counts, generation.rounds
         assert len(generation.token_ids) == counts.num_generated <= limit
         assert (generation.finish_reason == "end") == (generation.token_ids[-1] == 5)

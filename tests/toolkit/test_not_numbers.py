@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tests.methods import others_slow
+from tests.methods import at_temperatures
 from toolkit import ModelPair, config
 from toolkit.decoding import Method, Sampling, TreeProposer, decode
 from toolkit.engine import TabularModel, open_session
@@ -65,8 +65,7 @@ LOGITS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-@pytest.mark.parametrize("name", others_slow([*METHODS]))
+@pytest.mark.parametrize(("name", "temperature"), at_temperatures([*METHODS]))
 def test_a_broken_draft_ends_the_rows_that_read_it_under_every_method(name, temperature, tables):
     """The last prompt ends at the place; of the others, some come by it."""
     method, sampling = METHODS[name], Sampling(temperature=temperature, max_new_tokens=7, seed=3)

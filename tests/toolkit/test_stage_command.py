@@ -202,8 +202,7 @@ def test_while_work_is_done(tmp_path, number):
 
 
 @pytest.mark.slow
-@either
-@pytest.mark.parametrize("trainer", ["cpu", "ddp_sim"])
+@pytest.mark.parametrize(("trainer", "number"), [("cpu", signal.SIGINT), ("ddp_sim", signal.SIGTERM)])
 def test_while_heads_are_trained(trainer, number, tiny_overrides, tiny_mix, tmp_path):
     words = ["head.depth=1", "trainer.max_epochs=5000", "optimizer.lr=1e-3", "logger=csv", f"trainer={trainer}"]
     words += [*tiny_overrides, f"data.path={tiny_mix}", f"paths.output_dir={tmp_path / 'run'}"]

@@ -1,6 +1,6 @@
 """A small serving engine of the tests, with mistakes to plant: plain loops over transformers' own cache, one text at a time.
 
-The text is the target's greedy one. A round drafts DRAFTED tokens and keeps those that the target would have written.
+A round drafts DRAFTED tokens and keeps those that the text, the target's greedy one, goes on with.
 """
 
 import copy
@@ -10,6 +10,8 @@ import torch
 from transformers import DynamicCache
 
 from data_gen.prompts import ToyPrompts
+from toolkit.config import method
+from toolkit.decoding import Sampling, decode
 
 DRAFTED = 4
 NAMES = ("math", "instruct", "code")
@@ -22,26 +24,19 @@ def questions(count, first=0):
 
 
 def penalized(logits, ids, penalty):
+    if penalty == 1.0:
+        return logits
     rows = torch.tensor(sorted(set(ids)))
     values = logits[rows]
     return logits.index_put((rows,), torch.where(values > 0, values / penalty, values * penalty))
 
 
-@torch.no_grad()
-def greedy_text(pair, prompt, most, penalty):
-    """The target's greedy text."""
-    ids, cache, unread = list(prompt), DynamicCache(), list(prompt)
-    while len(ids) < len(prompt) + most and ids[-1] not in pair.end_ids:
-        logits = pair.target(torch.tensor([unread]), past_key_values=cache, use_cache=True).logits[0, -1]
-        unread = [int(penalized(logits, ids, penalty).argmax())]
-        ids += unread
-    return ids[len(prompt) :]
-
-
 def texts(pair, count, most, first=0, penalty=1.0):
     """Domain, question, prompt and greedy text of some questions."""
-    prompts = [(name, question, pair.encode(question)) for name, question in questions(count, first)]
-    return [(name, question, prompt, greedy_text(pair, prompt, most, penalty)) for name, question, prompt in prompts]
+    sampling = Sampling(temperature=0, max_new_tokens=most, repetition_penalty=penalty)
+    asked = questions(count, first)
+    answers = decode(pair, [question for _, question in asked], method("autoregressive"), sampling, batch_size=count)
+    return [(*each, answer.prompt_ids, answer.token_ids) for each, answer in zip(asked, answers, strict=True)]
 
 
 class Engine:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -104,15 +104,24 @@ def test_a_kind_brings_its_own_causes(part, answer, toy, written, tmp_path, monk
 PLANTED = {
     "the draft's cache keeps one rejected token": {"stale": 1},
     "the draft's cache keeps all rejected tokens": {"stale": DRAFTED},
-    "the draft's positions after the prompt are one too high": {"shift": 1},
-    "the draft's positions after the prompt are one too low": {"shift": -1},
-    "the draft reads the prompt without its begin token": {"prompt": "no begin"},
-    "the draft reads the prompt with two begin tokens": {"prompt": "two begins"},
     "the draft reads the prompt without its chat template": {"prompt": "no template"},
     "the draft reads the last 64 tokens": {"window": 64},
     "the repetition penalty is the target's alone": {"unpenalized": True, "penalty": 1.2},
 }
-CLEAN = [{}, {"penalty": 1.2}, {"dtype": torch.bfloat16}, {"dtype": torch.float16}, {"dtype": torch.float64}]
+SUBTLE = {  # of 100 rounds they change 2 to 4: texts over which Student's t tells them have to be more
+    "the draft's positions after the prompt are one too high": {"shift": 1},
+    "the draft's positions after the prompt are one too low": {"shift": -1},
+    "the draft reads the prompt without its begin token": {"prompt": "no begin"},
+    "the draft reads the prompt with two begin tokens": {"prompt": "two begins"},
+}
+CLEAN = [  # of four sets of questions; of bfloat16 most, whose rounding changes most rounds
+    {},
+    {"penalty": 1.2},
+    {"dtype": torch.float64},
+    {"dtype": torch.bfloat16, "first": 14},
+    {"dtype": torch.bfloat16, "first": 28},
+    {"dtype": torch.float16, "first": 42},
+]
 
 
 @pytest.fixture(scope="module")
@@ -131,31 +140,27 @@ def folders(toy, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_planted_mistakes_are_named_and_clean_runs_are_not_accused(toy, folders, tmp_path):
-    """Ten mistakes; clean runs of five sets of questions and four formats, and of batches decoded here."""
+    """Ten mistakes, whose rounds are all explained by one of a dozen causes; clean runs, and one of a batch decoded here."""
     root, other = folders
-    sets = {(first, penalty): texts(toy, 40, 64, first, penalty) for first, penalty in [(0, 1.0), (0, 1.2)]}
+    asked = cache(partial(texts, toy))
 
-    def named(pair, first=0, **mistake):
-        penalty = mistake.get("penalty", 1.0)
-        if (first, penalty) not in sets:
-            sets[first, penalty] = texts(toy, 40, 64, first, penalty)
-        path = Engine(pair, **mistake).answer(sets[first, penalty], tmp_path / "answers.jsonl")
+    def named(pair, count=16, most=40, first=0, penalty=1.0, **mistake):
+        written = asked(count, most, first, penalty)
+        path = Engine(pair, penalty=penalty, **mistake).answer(written, tmp_path / "answers.jsonl")
         words = [f"pair.target={root}/target", f"others=[{root}/other]", f"sampling.repetition_penalty={penalty}"]
         return diagnosed(path, *words)
 
-    for name, mistake in PLANTED.items():
-        (cause,) = named(toy, **mistake)["explained_by"]
-        assert cause.startswith(name)
+    for name, mistake in {**PLANTED, **SUBTLE}.items():
+        result = named(toy, **({"count": 32, "most": 48} if name in SUBTLE else {}), **mistake)
+        (cause,) = result["explained_by"]
+        assert cause.startswith(name) and result["causes"][0]["equal"] == result["rounds"]
     (cause,) = named(other)["explained_by"]
     assert cause.startswith("the draft's weights are those of")
     runs = [named(toy, **clean) for clean in CLEAN]
-    runs += [named(toy, first=first, dtype=torch.bfloat16) for first in (14, 28, 42)]
-    for dtype in ("float32", "bfloat16"):
-        words = ["prompts=toy_instruct", "prompts.limit=40", "sampling.max_new_tokens=64", "sampling.temperature=0"]
-        words += ["method=speculative", f"pair.dtype={dtype}", "track=false", f"paths.root_dir={tmp_path}"]
-        runs.append(diagnosed(decode.run(compose("decode", words)) / "generations.jsonl"))
+    words = ["prompts=toy_instruct", "prompts.limit=16", "sampling.max_new_tokens=40", "sampling.temperature=0"]
+    words += ["method=speculative", "pair.dtype=bfloat16", "track=false", f"paths.root_dir={tmp_path}"]
+    runs.append(diagnosed(decode.run(compose("decode", words)) / "generations.jsonl"))
     assert [run["sentence"] for run in runs if not run["sentence"].startswith("as it should be")] == []
 
 

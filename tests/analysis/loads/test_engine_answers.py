@@ -93,18 +93,21 @@ def test_llamacpp_is_started_at_every_k_and_priced(words, tmp_path, capsys):
     expected = {"round": 0.1, "drafting round": 0.05, "drafted token": 0.02, "column": 0.01, "prompt token": 0.002}
     assert {name: prices[name] for name in expected} == pytest.approx(expected, rel=0.05)
     assert LoadCost.load(folder / "costs.json").engine.widest == 9  # copies of eight
-    assert timing.run(config.compose("timing", words)) == folder, "found finished"
 
 
-def test_what_an_engine_answered_before_it_ended_is_kept(words, monkeypatch, capsys):
+def test_what_an_engine_answered_before_it_ended_is_kept(words, monkeypatch, tmp_path):
     monkeypatch.setenv("DIES", "3")  # the warm-up, one answer, and the end
     with pytest.raises(InputError, match="xllamacpp ended with 1: RuntimeError: out of memory"):
         timing.run(config.compose("timing", words))
     monkeypatch.setenv("DIES", "0")
+    (kept,) = tmp_path.rglob("alone.jsonl")
+    with kept.open("a") as file:
+        file.write(kept.read_text()[:40])  # an answer that was cut short
     folder = timing.run(config.compose("timing", words))
     lines = (folder / "answers" / "alone.jsonl").read_text().split("\n")[:-1]
     counts = [json.loads(line)["timings"]["prompt_n"] for line in lines]
     assert counts == [10, 17, 24], "each prompt once, in order"
+    assert timing.run(config.compose("timing", words)) == folder, "found finished"
 
 
 def test_wrong_engines_are_one_line(words, monkeypatch, tmp_path):

@@ -102,7 +102,7 @@ def test_vllms_counts_are_read_with_the_seconds_beside_them():
     line["usage"] = {"completion_tokens": len(choice["token_ids"]), "prompt_tokens": len(choice["prompt_token_ids"])}
     counts = line["metrics"]["speculative_decoding"]
     read = engine_costs.engine_answer({**line, "seconds": 2.5, "source": "lookup"})
-    assert read.drafting == counts["num_spec_steps"] and read.drafted == counts["num_draft_tokens"]
+    assert read.drafting_rounds == counts["num_spec_steps"] and read.drafted == counts["num_draft_tokens"]
     produced = read.rounds + counts["num_accepted_draft_tokens"] + 1
     assert line["usage"]["completion_tokens"] <= produced <= line["usage"]["completion_tokens"] + read.most
     assert read.prompt_seconds is None and read.prompt_tokens == line["usage"]["prompt_tokens"]

@@ -125,7 +125,7 @@ FAMILIES = {
     "gemma4_text": ("gemma4_text", {**SIX, "layer_types": KINDS, "sliding_window": 7, "hidden_size_per_layer_input": 8,
                     "vocab_size_per_layer_input": VOCAB}, "(would have shape|is not homogeneous)"),
 }  # fmt: skip
-CHOICES = [[0], [5], [1, 3], [2, 5], [0, 1, 4], [2, 3, 4]]
+CHOICES = [[5], [1, 3], [0, 1, 4]]
 
 
 def of_family(name):
