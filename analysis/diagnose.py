@@ -14,10 +14,12 @@ if __name__ == "__main__":  # the rest is imported once the command line is righ
 
     main("diagnose")
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from tqdm.auto import tqdm
 from analysis import keys
 from analysis.diagnosis.answers import Answer, read_answers
 from analysis.diagnosis.compare import explanations
-from analysis.diagnosis.replay import expected
+from analysis.diagnosis.replay import expected, num_passes
 from analysis.diagnosis.sentence import of_rounds, of_sums
 from analysis.tables.bootstrap import FEWEST, Bootstrap
 from toolkit.config import instantiate, plain
@@ -100,19 +102,23 @@ def _diagnosed(cfg: keys.Diagnose) -> dict[str, Any]:
         for folder in cfg.others
     ]
     rounds = _table(answers)
-    several = explanations(rounds, _replays(rounds, causes, replay))
+    several = explanations(rounds, _replays(rounds, causes, num_passes(answers), replay))
     return {**of_rounds(rounds, several, bootstrap), "left_out": left_out}
 
 
 def _replays(
-    rounds: pd.DataFrame, causes: Sequence[Cause], replay: Callable[..., list[list[int]]]
+    rounds: pd.DataFrame, causes: Sequence[Cause], passes: int, replay: Callable[..., list[list[int]]]
 ) -> dict[Cause, np.ndarray[Any, np.dtype[np.int64]]]:
     """Accepted tokens of every round as it should be, and under every cause if some round is not."""
-    size = int(rounds.drafted.sum())
-    with tqdm(total=size, desc="as it should be", unit="token", unit_scale=True) as bar:
+    started, size = perf_counter(), int(rounds.drafted.sum())
+    about = f"{len(rounds)} rounds of {rounds.text.nunique()} answers"
+    print(f"diagnose: {about}, {passes} draft forward passes", file=sys.stderr)
+    with tqdm(total=size, unit="token", unit_scale=True) as bar:
         replays = {AS_IT_SHOULD_BE: np.concatenate(replay(AS_IT_SHOULD_BE, progress=bar.update))}
         if (replays[AS_IT_SHOULD_BE] != rounds.accepted).any():
-            bar.set_description(f"{len(causes)} causes")
+            minutes = (perf_counter() - started) / 60 * len(causes)
+            line = f"{len(causes)} causes, {passes * len(causes)} draft forward passes, about {minutes:.1f} minutes"
+            bar.write(f"diagnose: {line}; more for contexts that are cut", file=sys.stderr)
             bar.total = size * (len(causes) + 1)
             for cause in causes:
                 replays[cause] = np.concatenate(replay(cause, progress=bar.update))

@@ -72,10 +72,12 @@ def read_answers(path: Path, pair: ModelPair) -> tuple[list[Answer], list[str]]:
         got = "lines of both" if answers else f"neither ({left_out[0] if left_out else 'an empty file'})"
         raise InputError(f"{path}: expected counts by round or sums in every line, got {got}")
     most = max((drafted for answer in answers for _, drafted, _ in answer.rounds), default=0)
-    for number, answer in enumerate(answers):
-        whole = [each for each in answer.rounds if each[1] and each[0] + most + 1 <= len(answer.token_ids)]
-        answers[number] = replace(answer, rounds=whole)
-    return answers, left_out
+    return [replace(answer, rounds=whole_rounds(answer, most)) for answer in answers], left_out
+
+
+def whole_rounds(answer: Answer, most: int) -> list[tuple[int, int, int]]:
+    """The rounds that drafted and that no end cuts."""
+    return [each for each in answer.rounds if each[1] and each[0] + most + 1 <= len(answer.token_ids)]
 
 
 def _answer(entry: dict[str, Any], pair: ModelPair) -> Answer:

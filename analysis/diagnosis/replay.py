@@ -24,6 +24,13 @@ from toolkit.sampling import Sampling, first_maximum, penalized
 ROWS = 16
 
 
+def num_passes(answers: Sequence[Answer]) -> int:
+    """Draft forward passes of one replay."""
+    deepest = max(drafted for answer in answers for _, drafted, _ in answer.rounds)
+    parts = [answers[first : first + ROWS] for first in range(0, len(answers), ROWS)]
+    return deepest * sum(max(len(answer.rounds) for answer in part) for part in parts)
+
+
 def expected(
     draft: Any,
     cause: Cause,
