@@ -148,7 +148,7 @@ class Planner(StoppingPolicy):
         if isinstance(self.costs, CostTable):
             return LoadCost.of([self.costs])
         table = LoadCost.load(self.costs)
-        table.warn(self.costs, [], self.deepest + 1)
+        table.warn(self.costs, self.batches(), self.deepest + 1)
         if (
             table.fall is not None and "processor" not in table.about
         ):  # medians of passes in turns are taken as measured
@@ -160,16 +160,20 @@ class Planner(StoppingPolicy):
         table = table.apart("drafts that give blocks") if blocks else table
         return replace(self, estimator=self.estimator.bind(pair), table=table, blocks=blocks)
 
+    def batches(self) -> list[int]:
+        """Batch sizes that rounds are priced for, as far as they are known before any round."""
+        return []
+
     def batch(self, state: State) -> int:
-        """The rows of the batch that a round is priced for: those of the state."""
-        return len(state["cost"])
+        """The rows of the batch that a round is priced for: those that are known, or of the state."""
+        return self.batches()[0] if self.batches() else len(state["cost"])
 
     def prices_at(self, state: State) -> Prices:
         """The prices of rows at their contexts."""
         assert self.table is not None, "bind the policy to a pair first"
         batch, device = self.batch(state), state["cost"].device
         if (batch, device) not in self._planned:
-            self.table.warn(self.costs, [batch])
+            self.table.warn(self.costs, [] if self.batches() else [batch])
             table = PriceTable.of(self.table, batch, self.deepest, self.furthest, self.blocks, device)
             self._planned[batch, device] = table
         return self._planned[batch, device].at(state.get("context"))
@@ -218,8 +222,8 @@ class Priced(Planner):
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] | None = None
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
 
-    def batch(self, state: State) -> int:
-        return self.batch_size
+    def batches(self) -> list[int]:
+        return [self.batch_size]
 
     def init(self, num_rows: int, device: torch.device) -> State:
         state, ones = super().init(num_rows, device), torch.ones(num_rows, device=device)
