@@ -154,6 +154,7 @@ def costs() -> None:
     path = TABLES / "here.json"
     if not path.exists():
         LoadCost.of([costs_here(loaded(), size)[0][0] for size in ((1,) if PAIR else (1, 8))]).save(path)
+        loaded.cache_clear()  # what follows loads the pair in processes of its own
     for ratio in SIZES.ratios:
         LoadCost.ratio(ratio).save(TABLES / f"c {ratio:g}.json")
     note("costs", str(path))
