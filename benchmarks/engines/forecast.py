@@ -5,7 +5,8 @@
 32 questions (12 of HumanEval, 10 of GSM8K's test part, 10 of Spec-Bench's MT-Bench) are split into dev and test as the advice
 splits them. Eight of test are served three times, settings in rotated order; dev has those that the cost table is made of.
 FOLDER keeps every answer as it comes, in SETTING-TURN.jsonl, and the same line goes on. With 1.5 billion parameters it takes
-about an hour on two quiet cores, and the recording for the advice besides. OMP_NUM_THREADS is the engine's, too.
+about an hour on two quiet cores, and the recording for the advice besides. OMP_NUM_THREADS is the engine's, too; with
+DTYPE=bfloat16 the recording is made in that format.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from analysis.tables.sweep_context import SweepContext
 from benchmarks.engines.counts import LONGEST_COPY, NgramSimple
 from benchmarks.engines.install import ENGINES, python_of
 from benchmarks.evidence import machine
-from benchmarks.real.folder import rows_of, stage
+from benchmarks.real.folder import DTYPE, rows_of, stage
 from data_gen.prompts import JsonlPrompts
 from toolkit import config
 from toolkit.costs.load import LoadCost
@@ -83,6 +84,7 @@ def forecast(target: str, draft: str, folder: Path, data: Path, engines: Path) -
         f"sampling.max_new_tokens={TOKENS}",
         f"max_drafted={LONGEST}",
         "hidden=false",
+        f"pair.dtype={DTYPE}",
     ]
     words += ["batch_sizes=[1]", f"costs={costs}", *GRID]
     advice = stage("analysis.advise", *words, folder=folder)
@@ -91,7 +93,7 @@ def forecast(target: str, draft: str, folder: Path, data: Path, engines: Path) -
     text = [
         "# Served by llama.cpp, and forecast",
         f"{ENGINES['llamacpp'].package}; {machine()}; {LoadCost.load(costs).whose}. {len(chosen)} questions x {TURNS} turns, "
-        f"{TOKENS} tokens, T = 0; forecasts are replays of texts decoded here in float32, on the same questions.",
+        f"{TOKENS} tokens, T = 0; forecasts are replays of texts decoded here in {DTYPE}, on the same questions.",
         ", ".join(f"{Path(file).name} sha256 {digest(file)[:16]}" for file in (target, draft)),
         markdown(table.drop(columns=["value"])),
         gap(table, lines[lines.advised].iloc[0]),
