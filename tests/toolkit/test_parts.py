@@ -65,7 +65,7 @@ def policy(name):
 def test_a_users_yaml_replaces_or_extends_what_a_class_declares(folder):
     with searching(folder):
         assert policy("tail") == Confidence(0.9) and policy("svip") == Svip(factor=0.5)
-        assert isinstance(policy("mine"), Rate) and (policy("mine").memory, policy("mine").initial_rate) == (7.0, 2.0)
+        assert isinstance(policy("mine"), Rate) and (policy("mine").memory, policy("mine").evidence) == (7.0, 5.0)
         assert config.method("tail").policy == Confidence(0.9)
         assert {"mine", "tail", "fixed"} <= set(choices("stopping"))
     assert policy("tail") == Tail() and policy("svip") == Svip()

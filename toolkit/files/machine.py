@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from toolkit.errors import InputError
+from toolkit.files.text import lines_of
 
 CGROUP = Path("/sys/fs/cgroup")  # of version 2: what a container may use
 MAPS = Path("/proc/self/maps")
@@ -42,7 +43,7 @@ def available_memory() -> int | None:
 def _mapped_checkpoints() -> int:
     """Bytes of the checkpoints that this process has mapped."""
     with suppress(OSError):
-        fields = [line.split(maxsplit=5) for line in MAPS.read_text().splitlines() if line.endswith(".safetensors")]
+        fields = [line.split(maxsplit=5) for line in lines_of(MAPS.read_text()) if line.endswith(".safetensors")]
         ends = [[int(end, 16) for end in addresses.split("-")] for addresses, *_ in fields]
         return sum(last - first for first, last in ends)
     return 0

@@ -181,7 +181,9 @@ class Planner(StoppingPolicy):
     def init(self, num_rows: int, device: torch.device) -> State:
         values = {**dict.fromkeys(self.counts, 0.0), **self.round_values}
         shapes = {name: (num_rows, self.deepest) if name in self.by_depth else (num_rows,) for name in values}
-        return {name: torch.full(shapes[name], value, device=device) for name, value in values.items()}
+        return {
+            name: torch.full(shapes[name], value, dtype=torch.float32, device=device) for name, value in values.items()
+        }
 
     def score(self, step: Step, state: State) -> tuple[State, Tensor]:
         """The new state, and P(y_{k+1} enters the text) [B], after y_k is drawn. In the state: `survival`, that y_k does."""
@@ -226,7 +228,8 @@ class Priced(Planner):
         return [self.batch_size]
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        state, ones = super().init(num_rows, device), torch.ones(num_rows, device=device)
+        state = super().init(num_rows, device)
+        ones = torch.ones_like(state["cost"])
         rate = self.first_rate(state) if self.initial_rate is None else self.initial_rate
         return {**state, "tokens": rate * self.memory * ones, "cost": self.memory * ones}
 
