@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
@@ -139,10 +138,10 @@ def file_type(model: str) -> str:
     The header is searched, not parsed: its lists of tokens take a parser seconds. The key is followed by the type of a number
     in 32 bits (4), and by the number.
     """
-    if find_spec("gguf") is None:
+    try:
+        from gguf import LlamaFileType
+    except ImportError:
         return ""
-    from gguf import LlamaFileType
-
     key = b"general.file_type" + (4).to_bytes(4, "little")
     with open(model, "rb") as file:
         _, separator, rest = file.read(LONGEST_HEADER).partition(key)
