@@ -1,6 +1,6 @@
 """Malformed command lines and calls, drawn from good ones: each is right, or refused in one line; never a traceback or a hang.
 
-FUZZ_INPUTS  how many (default 100; `make fuzz` takes 3000)
+FUZZ_INPUTS  how many (default 200; `make fuzz` takes 3000)
 FUZZ_SEED    which ones (default 0)
 
 An input that is not refused is run on two prompts of four tokens. Commands that take longer (not in RUN) end after their config
@@ -40,7 +40,7 @@ from toolkit.models.pair import TOY
 from toolkit.models.prompts import read_jsonl
 from toolkit.runs.command import command
 
-INPUTS, SEED = int(os.environ.get("FUZZ_INPUTS", "100")), int(os.environ.get("FUZZ_SEED", "0"))
+INPUTS, SEED = int(os.environ.get("FUZZ_INPUTS", "200")), int(os.environ.get("FUZZ_SEED", "0"))
 SECONDS = 480  # per input: a busy machine makes no hang
 TWO = ["prompts=toy_math", "prompts.limit=2", "sampling.max_new_tokens=4"]
 SWEEP = [*TWO, "track=false", "grid=quickstart_live", "max_drafted=4"]

@@ -1,6 +1,6 @@
 """Stages killed again and again at random moments end with the uninterrupted output, and no file of others is deleted.
 
-SOAK_KILLS  kills per stage (default 1), at most three of each folder; `make soak` takes more
+SOAK_KILLS  kills per stage (default 3), at most three of each folder; `make soak` takes more
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from data_gen.domains.instruct import examples
 from toolkit.config import quoted
 
-KILLS = int(os.environ.get("SOAK_KILLS", "1"))
+KILLS = int(os.environ.get("SOAK_KILLS", "3"))
 TIMES = 3  # kills of one folder, unless it is finished before
 MOMENTS = 5  # moments that are tried for the first kill, before a stage counts as too quick to be hit
 ODD = "soak, a=b [c] {d} 'e' \"f\" ü"  # a folder's name
