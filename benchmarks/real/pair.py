@@ -37,7 +37,7 @@ class Sizes:
     advised: int = 24
     live: int = 2
     live_tokens: int = 48
-    ratios: tuple[float, ...] = (0.06,)  # one layer of thirty (docs/results.md)
+    ratios: tuple[float, ...] = (0.06,)  # one layer of thirty (docs/results/)
 
 
 SIZES = Sizes()
