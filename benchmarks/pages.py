@@ -2,7 +2,8 @@
 
 A page holds a table NAME between `<!-- table: NAME -->` and `<!-- end -->`. Its figures are docs/tables/NAME.csv, in the order
 of the page. `pages.toml` says where they come from and what each column shows. In a column's pattern, `{score:.3f}` is a value
-of the row; what is not a number stands as it is. `|` parts the pattern, and a part without its values is left out.
+of the row; what is not a number stands as it is. `|` parts the pattern, and a part without its values is left out. `rows` names
+a function of the file's rows that gives those of the page.
 
 Change a figure in its CSV file, from the output of the command that made it, then run this. A test compares pages with it.
 """
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.evidence import ROOT
+from toolkit.drafts.kinds import named_object
 from toolkit.errors import InputError, answer_signals
 from toolkit.files.atomic import write_text
 
@@ -52,7 +54,10 @@ def table(name: str) -> str:
         raise InputError(f"{FORMATS.name}: expected a table {name}, for a page names it; got {', '.join(formats)}")
     headers, patterns = zip(*formats[name]["columns"], strict=True)
     with (DOCS / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        rows = [[cell(pattern, row) for pattern in patterns] for row in csv.DictReader(file)]
+        values = list(csv.DictReader(file))
+    if "rows" in formats[name]:
+        values = named_object(formats[name]["rows"])(values)
+    rows = [[cell(pattern, row) for pattern in patterns] for row in values]
     lines = ["|" + "".join(f" {text} |" if text else " |" for text in cells) for cells in (headers, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(headers), *lines[1:]])
 

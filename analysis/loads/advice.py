@@ -36,7 +36,7 @@ from analysis.loads.choosing import (
     speed,
 )
 from analysis.loads.costs import costs_of, costs_of_files
-from analysis.loads.exports import next_line, write_exports, zero_note
+from analysis.loads.exports import engine_notes, next_line, write_exports
 from analysis.loads.rates import by_context, survival
 from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
 from analysis.tables.bootstrap import Bootstrap, spread_name
@@ -225,8 +225,8 @@ def _export(
     source: str | None,
     recorded: RecordedPair,
     overrides: list[str],
-) -> tuple[str | None, pd.DataFrame | None]:
-    """Write the files for engines, and the table `schedule`; returns what to say of K = 0, and that table.
+) -> tuple[list[str], pd.DataFrame | None]:
+    """Write the files for engines, and the table `schedule`; returns what engines do otherwise, and that table.
 
     name, source  of the draft that they are for; None: no draft model, which has neither
     """
@@ -234,7 +234,7 @@ def _export(
     lengths = best_lengths(table, name, greedy=False, method=FIXED if source else LOOKUP)
     if source is None:
         write_exports(folder / "exports", None, lengths, greedy, overrides)
-        return None, None
+        return [], None
     schedule = lengths if greedy is None else greedy
     alive = survival(recorded, greedy is not None, max(schedule.values()))
     method: Any = recorded.context.methods.get(best_p_min(table, name, greedy is not None) or "")
@@ -246,7 +246,7 @@ def _export(
         blocks = gives_blocks(recorded.context.pair.draft)
         contexts = by_context(recorded.costs[0], sorted(lengths), longest, blocks)
         save_table(contexts, folder, "schedule")
-    return zero_note(schedule), contexts
+    return engine_notes(source, schedule), contexts
 
 
 def _publish(
@@ -282,7 +282,7 @@ def _publish(
     recorded = by_name[answer.draft]
     setting = next(s for s in recorded.settings if (s.method, s.label) == (answer.method, answer.setting))
     overrides = [override(name, value) for name, value in recorded.overrides(setting, smallest).items()]
-    note, contexts = _export(folder, table, exported, source_of[exported], by_name[exported], overrides)
+    notes, contexts = _export(folder, table, exported, source_of[exported], by_name[exported], overrides)
     text = [f"# Advice ({cost_note})", *(f"- {visible(line)}" for line in lines), markdown(readable(table))]
     if contexts is not None:
         text += [f"Fixed lengths of {visible(exported)} by context, without intervals:", markdown(contexts)]
@@ -296,8 +296,8 @@ def _publish(
     alone = f"vllm, tensorrt_llm and sglang_adaptive by batch size, the others for batch size {smallest}"
     if (table.method == FIXED).any():
         print(f"files for serving engines: {folder / 'exports'} ({alone})")
-    if note is not None:
-        print(note)
+    for note in notes:
+        print(visible(note))
     if answer.method != PLAIN:
         print(next_line(cfg, overrides, source_of[answer.draft], smallest))
     if not sources:  # the command that makes a draft of the target, and how long it takes at its speed

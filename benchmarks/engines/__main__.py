@@ -21,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +31,7 @@ import pandas as pd
 
 from analysis.loads.engine_answers import ask_xllamacpp
 from analysis.loads.exports import write_exports
+from benchmarks.engines import matrix
 from benchmarks.engines.counts import FirstOccurrence, decoded, read_answers, replayed
 from benchmarks.engines.forecast import forecast
 from benchmarks.engines.install import ENGINES, install, python_of
@@ -55,6 +57,9 @@ target,1,9,0,.0104
 target,8,1,0,.01
 target,8,9,0,.03
 """
+KINDS = {"standalone": "separate"} | {
+    name: name for name in matrix.KINDS
+}  # of a step's drafts, as the matrix calls them
 SHARED = ["sampling.max_new_tokens=64", "prompts=jsonl"]
 
 
@@ -231,6 +236,7 @@ def serve_vllm(work: Work) -> None:
                 write_text(work.folder / f"vllm-{name}-metrics.txt", server.get("/metrics"))
         except InputError as error:
             print(f"vllm, {name}: {error}")
+            matrix.note(work.folder / "rows.csv", [matrix.row("vLLM", KINDS[name], f"refused: {error}")])
 
 
 def serve_llamacpp(work: Work) -> None:
@@ -273,11 +279,9 @@ def write_page(work: Work) -> None:
             rounds, tokens = decoded(pair, answers, method, sampling)
             replay = replayed(pair, answers, method, sampling, work.folder / "traces")
             compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens))
-    tables = (
-        [summed_table("llama.cpp, standalone", summed(work))]
-        if answers_of(work.answers("llamacpp", "standalone", 0))
-        else []
-    )
+    sums = summed(work) if answers_of(work.answers("llamacpp", "standalone", 0)) else []
+    tables = [summed_table("llama.cpp, standalone", sums)] if sums else []
+    matrix.note(work.folder / "rows.csv", rows(compared, sums))
     work.note(here=perf_counter() - first)
     minutes = ", ".join(
         f"{name} {seconds / 60:.0f}" for name, seconds in read_json(work.folder / "seconds.json").items()
@@ -286,7 +290,25 @@ def write_page(work: Work) -> None:
     facts = [f"{versions}; {machine()}. Minutes: {minutes}.", f"{work.questions} questions, {work.tokens} tokens each."]
     path = write_text(work.folder / "page.md", page(compared, facts, tables))
     print(path.read_text("utf-8"))
-    print(f"page: {path}")
+    print(f"page: {path}; its rows for the table of engines: python -m benchmarks.engines.matrix {work.folder}")
+
+
+def rows(compared: Sequence[Compared], sums: Sequence[Summed]) -> list[dict[str, str]]:
+    """What was served, for the matrix of engines."""
+    names = dict.fromkeys(each.name.removeprefix("vLLM, ") for each in compared)
+    by_name = {name: [each for each in compared if each.name == f"vLLM, {name}"] for name in names}
+    lines = [
+        matrix.row("vLLM", KINDS[name], "served", "; ".join(each.counted() for each in some))
+        for name, some in by_name.items()
+    ]
+    if sums:
+        theirs, ours = (
+            f"{sum(getattr(each, f'drafted{end}') for each in sums):,} drafted, "
+            f"{sum(getattr(each, f'accepted{end}') for each in sums):,} accepted"
+            for end in ("", "_here")
+        )
+        lines.append(matrix.row("llama.cpp", "separate", "served", f"sums: {theirs}; here {ours}"))
+    return lines
 
 
 def summed(work: Work) -> list[Summed]:

@@ -30,6 +30,7 @@ from analysis.tables.grid import expand
 from analysis.tables.sweep_context import SweepContext
 from benchmarks.engines.counts import LONGEST_COPY, NgramSimple
 from benchmarks.engines.install import ENGINES, python_of
+from benchmarks.engines.matrix import note, row
 from benchmarks.evidence import machine
 from benchmarks.real.folder import DTYPE, rows_of, stage
 from data_gen.prompts import JsonlPrompts
@@ -89,6 +90,9 @@ def forecast(target: str, draft: str, folder: Path, data: Path, engines: Path) -
     words += ["batch_sizes=[1]", f"costs={costs}", *GRID]
     advice = stage("analysis.advise", *words, folder=folder)
     table = compared(answers, replayed(words, advice, costs, [prompt.id for prompt in chosen]))
+    note(
+        folder / "rows.csv", [row("llama.cpp", kind, "served", forecast=off) for kind, off in missed_by(table).items()]
+    )
     lines = read_table(advice, "advice")
     text = [
         "# Served by llama.cpp, and forecast",
@@ -171,6 +175,16 @@ def compared(answers: Mapping[str, Sequence[dict[str, Any]]], results: Mapping[s
             "sign right?": sign, "value": value,
         })  # fmt: skip
     return pd.DataFrame(lines)
+
+
+def missed_by(table: pd.DataFrame) -> dict[str, str]:
+    """By how much forecasts are above what was served, for drafts and for lookup, as the matrix of engines says."""
+    off = (table["forecast, times plain"].astype(float) / table.value - 1).set_axis(table.setting).drop("alone") * 100
+    drafts = off.drop("lookup")
+    return {
+        "separate": f"off by {drafts.min():+.0f} to {drafts.max():+.0f} %",
+        "lookup": f"off by {off['lookup']:+.0f} %",
+    }
 
 
 def gap(table: pd.DataFrame, advised: Any) -> str:

@@ -49,10 +49,7 @@ class Compared:
 
     def lines(self) -> list[str]:
         """The rows of the table."""
-        lengths = [len(answer.text[1]) for answer in self.answers]
-        replay = [whole(rounds, n, self.most) for rounds, n in zip(self.replay, lengths, strict=True)]
-        every = [list(zip(answer.drafted, answer.accepted, strict=True)) for answer in self.answers]
-        theirs = [rounds[: len(replayed)] for rounds, replayed in zip(every, replay, strict=True)]
+        every, (replay, theirs) = self._every(), self._whole()
         decoding = [
             whole(rounds, len(text), self.most) for rounds, text in zip(self.decoding, self.tokens, strict=True)
         ]
@@ -67,6 +64,22 @@ class Compared:
             self._line("replay of its answers", replay, _verdict(replay, theirs)),
             self._line("decoding here", decoding, beside),
         ]
+
+    def counted(self) -> str:
+        """The engine's rounds that the replay of its texts has, too, in a few words."""
+        replay, theirs = self._whole()
+        rounds = [pair for pairs in zip(theirs, replay, strict=True) for pair in zip(*pairs, strict=True)]
+        return f"{sum(own == other for own, other in rounds)} of {len(rounds)} rounds equal at T = {self.temperature}"
+
+    def _whole(self) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
+        """Rounds that no end cuts, text by text: of the replay, and the engine's own."""
+        lengths = [len(answer.text[1]) for answer in self.answers]
+        replay = [whole(rounds, n, self.most) for rounds, n in zip(self.replay, lengths, strict=True)]
+        return replay, [every[: len(own)] for every, own in zip(self._every(), replay, strict=True)]
+
+    def _every(self) -> list[list[tuple[int, int]]]:
+        """All rounds that the engine lists, text by text."""
+        return [list(zip(answer.drafted, answer.accepted, strict=True)) for answer in self.answers]
 
     def _line(self, source: str, texts: Sequence[Sequence[tuple[int, int]]], beside: str) -> str:
         accepted = [sum(kept >= at for rounds in texts for _, kept in rounds) for at in range(1, self.most + 1)]

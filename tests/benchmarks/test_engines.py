@@ -16,7 +16,7 @@ import torch
 from analysis import advise
 from analysis.loads.engine_counts import read_counts
 from analysis.loads.simulator import RequestResults
-from benchmarks.engines import forecast, install, vllm_server
+from benchmarks.engines import forecast, install, matrix, vllm_server
 from benchmarks.engines.__main__ import Work
 from benchmarks.engines.counts import Answer, FirstOccurrence, NgramSimple, decoded, read_answers, replayed, whole
 from benchmarks.engines.page import Compared, page
@@ -51,6 +51,7 @@ def test_a_replay_counts_what_vllm_counted_of_copies(temperature, tmp_path):
     counts = read_counts(ANSWERS / f"copies-{temperature}.jsonl")
     assert [int(every[3]), int(every[4])] == [counts.rounds, counts.drafted]
     assert [int(count) for count in every[5].split(" / ")] == counts.accepted.sum(0)[: every[5].count("/") + 1].tolist()
+    assert compared.counted() == f"{total} of {total} rounds equal at T = {temperature}"
     assert engine[3:6] == replay_cells[3:6] and replay_cells[6] == "every round equal"
     other = replay[:1] + [[(start, drafted + 1, kept) for start, drafted, kept in rounds] for rounds in replay[1:]]
     assert "unexplained" in replace(compared, replay=other).lines()[2]
@@ -250,3 +251,21 @@ def test_llamacpps_lookup_copies_what_followed_its_last_twelve_tokens():
     assert not lookup(text[1:], 48, ()).tokens, "what the text begins with does not count"
     assert not lookup([7, *motif, *motif[:12]], 48, ()).tokens, "too short a text"
     assert not lookup([*text[:-1], 7], 48, ()).tokens, "eleven agree"
+
+
+def test_the_matrix_shows_what_was_tried_with_the_pinned_version_alone(tmp_path):
+    """A later row takes an earlier one's place, and what it does not say stays; another version's is not shown as tried."""
+    path = tmp_path / "rows.csv"
+    matrix.note(path, [matrix.row("llama.cpp", "separate", "served", 'sums: 3, "1"')])
+    matrix.note(path, [matrix.row("llama.cpp", "separate", "served", forecast="off by +1 %")])
+    (line,) = matrix.read(path)
+    assert (line["counts"], line["forecast"]) == ('sums: 3, "1"', "off by +1 %")
+    tried = {(each["engine"], each["kind"]): each["tried"] for each in matrix.shown([line])}
+    assert line["version"] in tried["llama.cpp", "separate"] and tried["vLLM", "separate"] == "not tried"
+    old = {**line, "version": "0.1"}
+    shown = {(each["engine"], each["kind"]): each for each in matrix.shown([old])}
+    assert shown["llama.cpp", "separate"]["tried"] == "not tried" and not shown["llama.cpp", "separate"]["served"]
+    matrix.note(path, [{**old, "forecast": ""}])
+    assert matrix.read(path)[0]["forecast"] == "", "of another version nothing stays"
+    with pytest.raises(InputError, match="make engines"):
+        matrix.read(tmp_path / "none.csv")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.loads.exports import write_exports
+from analysis.loads.exports import engine_notes, write_exports
 from toolkit import ModelPair, config, generate
 from toolkit.drafts.block import format as block_format
 from toolkit.drafts.eagle3 import format as eagle3
@@ -378,6 +378,22 @@ def test_advice_on_a_block_draft_names_it_as_engines_do(tmp_path):
     files = write_exports(tmp_path, str(tmp_path / "draft"), {1: 3, 8: 2}, None, ["method=speculative"], [0.8, 0.5])
     assert {path.name for path in files} == {"toolkit.txt", "vllm.json", "vllm_synthetic.json"}
     assert json.loads((tmp_path / "vllm.json").read_text())["method"] == "dspark"
+
+
+def test_advice_says_what_engines_do_otherwise_with_a_block_draft(tmp_path):
+    """vLLM refuses DSpark, and makes a DFlash draft causal where its folder does not say otherwise; ours do."""
+    target = tiny_llama(32, 3, 1, torch.float32)
+    for kind in ("dflash", "dspark"):
+        block_format.save(tmp_path / kind, tiny_block(target, kind), "a/target")
+    assert engine_notes(str(tmp_path / "dflash"), {1: 3}) == []
+    assert ["DSpark" in line for line in engine_notes(str(tmp_path / "dspark"), {1: 3})] == [True]
+    assert engine_notes(None, {1: 3}) == engine_notes("a/name", {1: 3}) == []
+    path = tmp_path / "dflash" / "config.json"
+    for windows, words in ((None, "makes its blocks causal"), (8, "layers without a window")):
+        config = json.loads(path.read_text())
+        config["transformer_layer_config"]["sliding_window"] = windows
+        path.write_text(json.dumps({**config, "sliding_window_non_causal": False}))
+        assert [words in line for line in engine_notes(str(tmp_path / "dflash"), {1: 3})] == [True]
 
 
 def test_generate_of_transformers_takes_a_block_draft():

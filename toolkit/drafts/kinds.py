@@ -41,6 +41,7 @@ class DraftKind:
     frozen    its modules that are the target's: training leaves them as they are
     forwards  what one forward pass gives: a token, or a block of `block_length` tokens
     engines   the name of the kind by serving engine (`analysis.advise`); engines without one do not load it
+    cautions  function from a draft's folder to what these engines refuse or misread of it, a line each; None: nothing
     """
 
     name: str
@@ -60,6 +61,7 @@ class DraftKind:
     frozen: tuple[str, ...] = ("embed_tokens",)
     forwards: Literal["token", "block"] = "token"
     engines: Mapping[str, str] = field(default_factory=dict)
+    cautions: str | None = None
 
     def part(self, name: str) -> Any:
         """Return the object that a part's text names. Raises InputError if there is none."""

@@ -20,6 +20,7 @@ DFLASH = DraftKind(
     frozen=("embed_tokens", "lm_head"),
     forwards="block",
     engines={"vllm": "dflash"},
+    cautions="toolkit.drafts.block.engines:cautions",
 )
 DSPARK = replace(
     DFLASH,
