@@ -79,6 +79,12 @@ class UnderLoad(OnPrompts, Tracked):
     grid: MethodGrid
     hardware: Annotated[Hardware | None, "model the costs instead, from a device's peak figures"] = None
     devices: Annotated[Count, "with `hardware`: devices that the target is spread over"] = 1
+    overlap: Annotated[
+        float,
+        Between(0, 1, "(]"),
+        "with `hardware`, of mixtures of experts: w tokens of a text reach the experts of w^overlap independent ones; "
+        "1: routed independently",
+    ] = 0.79
     rounds: Annotated[int, AtLeast(5), "timed forward passes per batch size, width and context; medians count"] = 5
     max_drafted: Annotated[
         Count | Literal["auto"],

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from analysis import advise, serving
 from analysis.loads import advice
 from analysis.loads.choosing import advised, best_lengths, sentences
-from analysis.loads.costs import DEVICES, SHAPES, Shape, modelled
+from analysis.loads.modelled import DEVICES, SHAPES, Experts, Shape, modelled
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
+from toolkit.testing import tiny_llama
 from toolkit.trace.record import Recorder
 
 SMALL = ["~grid.tail", "~grid.dynamic_confidence", "~grid.rate", "~grid.p_min", "grid.confidence.policy.threshold=[0.4]",
@@ -239,3 +242,38 @@ def test_modelled_costs():
     assert toy.parameters == sum(p.numel() for p in ModelPair.toy().target.parameters())
     for name in DEVICES:
         assert modelled(toy, toy, name, 1, [1]).round(1, 4) > 0
+
+
+def test_modelled_costs_of_a_mixture():
+    """Reached experts are those of a simulation where tokens are routed independently, and of the published counts with .79."""
+    experts = Experts(256, 8, 90e9)
+    draws = torch.rand(4000, 15, 256, generator=torch.Generator().manual_seed(0)).topk(8).indices
+    for width in (1, 8, 15):
+        distinct = torch.zeros(4000, 256).scatter_(1, draws[:, :width].flatten(1), 1.0).sum(1).mean()
+        assert experts.reached(1, width, 1.0) == pytest.approx(distinct.item(), rel=0.01)
+    assert experts.reached(1, 8, 0.79) == pytest.approx(39.4, rel=0.03)
+    assert experts.reached(1, 15, 0.79) == pytest.approx(58.9, rel=0.03)
+    mixture = Shape(100e9, 60, 4096, 2 * 60 * 8 * 128, experts)
+    costs = modelled(mixture, SHAPES["llama-1b"], "h100", 1, [1, 64], 0.79)
+    times = [costs.target(1, width) for width in (1, 2, 3)]
+    assert times[1] - times[0] > times[2] - times[1] > 0, "the first extra token is the dearest"
+    assert costs.target(64, 9) < 1.5 * costs.target(64, 1), (
+        "in a large batch nearly all experts are read for one token each"
+    )
+    assert (
+        costs.about["overlap"] == 0.79
+        and "overlap" not in modelled(SHAPES["llama-8b"], SHAPES["llama-1b"], "h100", 1, [1]).about
+    )
+
+
+def test_the_shape_of_a_mixture_counts_its_routed_experts():
+    config = Qwen3MoeConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        moe_intermediate_size=12, intermediate_size=24, num_experts=8, num_experts_per_tok=2,
+    )  # fmt: skip
+    shape = Shape.of(Qwen3MoeForCausalLM(config))
+    assert shape.experts == Experts(8, 2, 2 * 8 * 3 * 12 * 16)
+    model = tiny_llama(32, 2, 1, torch.float32)
+    model.config.num_experts = 4
+    with pytest.raises(InputError, match="expected a mixture whose config says"):
+        Shape.of(model)

@@ -64,6 +64,6 @@ def test_a_file_that_would_be_read_as_flat_is_refused(tmp_path):
 
 
 def test_costs_that_cannot_be_had_are_refused(table_pair):
-    cfg = SimpleNamespace(max_drafted="auto", costs=None, hardware="h100", devices=1)
+    cfg = SimpleNamespace(max_drafted="auto", costs=None, hardware="h100", devices=1, overlap=1.0)
     with pytest.raises(InputError, match="modelled costs need a model with a config"):
         costs_of(cfg, [table_pair], (1,))
