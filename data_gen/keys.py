@@ -44,6 +44,7 @@ class EndpointKeys(ConfigSection):
 
 class Responses(Command, OnPrompts, Shared):
     module, example = "data_gen.responses", "prompts=toy_instruct prompts.split=train prompts.limit=2000"
+    reads_grammars = True
     shard_size: Annotated[Count, "prompts per file; an interruption loses at most one file's work"] = 256
     max_prompt_tokens: Annotated[Count, "longer prompts are skipped and counted; null: none are"] | None = None
     batch_size: Annotated[Count, "prompts decoded together; the responses do not depend on it"] = 32

@@ -60,6 +60,8 @@ def run(cfg: keys.Responses) -> Path:
     if cfg.endpoints:  # the model and further keys name the folder, not where it is asked
         if cfg.served.model is None:
             raise InputError("served.model: expected what the endpoints call the target, got null")
+        if cfg.sampling.grammar is not None:
+            raise InputError("sampling.grammar: expected null beside endpoints, which are asked for no grammar")
         settings["served_as"] = {name: settings["served"][name] for name in ("model", "request")}
     finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None:

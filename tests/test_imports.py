@@ -27,7 +27,7 @@ LAYERS = (
     ("drafts",),  # what a kind is, and the kind of a folder
     ("engine", "runs", "sampling"),
     ("models",),
-    ("costs", "drafts.causes", "drafts.speculators", "drafts.target_states"),
+    ("costs", "drafts.causes", "drafts.speculators", "drafts.target_states", "grammar"),
     ("search", "stopping", "verification"),
     ("acceptance", "pair"),
     ("decoding",),

@@ -35,6 +35,8 @@ def generate(
     repetition_penalty: float = 1.0,
     stop: str | Sequence[str] = (),
     end_ids: Sequence[int] = (),
+    grammar: str | None = None,
+    grammar_whitespace: bool = False,
     generation_config: bool = False,
     seed: int = 0,
     batch_size: Annotated[int, AtLeast(1)] = 8,
@@ -45,7 +47,8 @@ def generate(
 ) -> list[Generation]:
     """Decode prompts with a method of `conf/method/`.
 
-    prompts    strings, lists of token ids, lists of chat messages, or requests: {"messages": [...], "tools": [...]}
+    prompts    strings, lists of token ids, lists of chat messages, or requests: {"messages": [...], "tools": [...]}; a request
+               {"prompt": ..., "grammar": ...} has a grammar of its own
     method     a name, or a Method built by hand (then `head`, `statistics` and `overrides` have no meaning)
     head       folder of an acceptance head, for methods that need one; None: the pair's own
     statistics  file of `analysis.heads statistics=`: acceptance where there is no head; None: weights that ship
@@ -67,6 +70,8 @@ def generate(
         keep_prompt_tokens=keep_prompt_tokens,
         stop=tuple(stop) if not isinstance(stop, str) else (stop,),
         end_ids=tuple(end_ids),
+        grammar=grammar,
+        grammar_whitespace=grammar_whitespace,
         generation_config=generation_config,
         seed=seed,
     )

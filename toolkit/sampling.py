@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.config.notes import Above, AtLeast, Between
+from toolkit.config.notes import Above, AtLeast, Between, Neutral
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 
+NO_GRAMMAR = "sampling.grammar: only decoding with chains and copies knows grammars; expected null here"
 BLOCK = 64  # entries whose maximum stands for them while the largest are looked for
 
 
@@ -38,6 +39,9 @@ class Sampling:
     stop               strings that end a response; the text ends before them, the tokens with the one that completes them.
                        A special token, which texts do not show, ends it by its id
     end_ids            tokens that end a response, beside the pair's own
+    grammar            what a text may be: a JSON schema, a regular expression, a Lark grammar (with a rule `start`), `json`, or
+                       a file of one (`toolkit.grammar`); None: anything. Masks come before all else, on p and on q
+    grammar_whitespace  of JSON: True allows any whitespace, False the compact form alone
     generation_config  True: temperature, top_k, top_p, min_p, repetition_penalty and stop are those of the target's generation
                        config, where it names them; None: that config is not read, and nobody is warned of what differs
     seed               row r of a call draws from a generator seeded with (seed, r)
@@ -53,6 +57,8 @@ class Sampling:
     keep_prompt_tokens: Annotated[int, AtLeast(1)] | None = None
     stop: tuple[str, ...] = ()
     end_ids: tuple[Annotated[int, AtLeast(0)], ...] = ()
+    grammar: Annotated[str | None, Neutral(None)] = None
+    grammar_whitespace: Annotated[bool, Neutral(False)] = False
     generation_config: bool | None = False
     seed: int = 0
 
@@ -89,16 +95,29 @@ class Sampling:
         return self if temperature is None else replace(self, temperature=temperature)
 
 
-def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, *, exactly: bool = False) -> Tensor:
+def warp(
+    logits: Tensor,
+    sampling: Sampling,
+    seen: Tensor | None = None,
+    *,
+    allowed: Tensor | None = None,
+    exactly: bool = False,
+) -> Tensor:
     """Logits to the distribution tokens are drawn from.
 
     logits [..., V] of any float type; computed in float32, in float64 if that is what comes.
     seen [..., V] bool marks tokens already in the text (needed for `repetition_penalty` only).
-    Returns probabilities [..., V]. Order as in transformers: repetition penalty, temperature, top-k, top-p, min-p.
+    allowed [..., V] bool marks what a grammar leaves; None where there is none.
+    Returns probabilities [..., V]. Order as in transformers: the grammar, repetition penalty, temperature, top-k, top-p, min-p.
     Ties at the edge of top-k are kept, unless `exactly` k are: the first of equals then. At temperature 0 the first of
     equal maxima wins.
     A logit that is not a number or plus infinity, or none above minus infinity, leaves no number in the whole distribution.
+    Raises InputError where the sampling has a grammar and nobody says what it leaves: recordings and heads know none.
     """
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -torch.inf)
+    elif sampling.grammar is not None:
+        raise InputError(NO_GRAMMAR)
     logits = penalized(logits, sampling, seen)
     if sampling.temperature == 0:
         # What is not a distribution is passed on instead of being hidden by the argmax: the loop names the row.

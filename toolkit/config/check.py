@@ -50,6 +50,15 @@ def check(config: Any, config_name: str, *, complete: bool = True, values: bool 
     nodes, walk.waiting = walk.waiting, None
     for path, node in nodes or ():
         walk.node(path, node)
+    sampling = content.get("sampling")
+    if (
+        isinstance(sampling, Mapping)
+        and sampling.get("grammar") is not None
+        and not getattr(section, "reads_grammars", True)
+    ):
+        raise InputError(
+            "sampling.grammar: expected null; of all commands toolkit.decode and data_gen.responses know grammars"
+        )
     method = content.get("method")
     if values and section is not None and is_node(method) and MISSING not in flatten(method).values():
         classes.instantiate(method)  # what its parts ask of each other

@@ -72,6 +72,7 @@ class Command(ConfigSection):
     module: ClassVar[str]
     example: ClassVar[str]  # its overrides
     appended: ClassVar[tuple[str, ...]] = ()  # groups that +group=choice adds to the whole config
+    reads_grammars: ClassVar[bool] = False
 
     paths: Annotated[Paths, "where output goes"] = Paths()
     overwrite: Annotated[bool, "replace what the output folder holds of another configuration"] = False
@@ -131,6 +132,7 @@ OneMethod = Annotated[Any, ConfigGroup("method"), "proposer, policy and rule"]
 
 class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
+    reads_grammars = True
     method: OneMethod
     head: OneHead = None
     statistics: Statistics = None

@@ -28,6 +28,7 @@ from toolkit.engine.device import tensor_on
 from toolkit.engine.engine import Sessions
 from toolkit.engine.facts import NO_LIMIT, max_positions
 from toolkit.errors import NOT_NUMBERS
+from toolkit.grammar import TextGrammar
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping.base import State, with_fresh
@@ -50,6 +51,7 @@ class Row:
     generation: Generation
     context: list[int]  # prompt and produced tokens
     generator: torch.Generator
+    grammar: TextGrammar | None = None  # of what comes next
 
     @property
     def num_produced(self) -> int:
@@ -134,7 +136,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             clock.draft = clock.lap()
             self.drafting = self._draft_calls() > calls
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
-            self.state = self.method.policy.observe(proposal, verdict, state)
+            self.state = self.method.policy.observe(*self.observed(proposal, verdict), state)
             decoding = [row.generation for row, busy in zip(self.rows, self.busy, strict=True) if busy]
             lengths = [len(generation.token_ids) for generation in decoding]
             self.commit(context, proposal, verdict, clock)
@@ -188,6 +190,10 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     @abstractmethod
     def verify(self, context: ContextT, proposal: ProposalT, scores: Tensor, uniforms: Tensor) -> VerdictT:
         """The rule's verdict on the proposal."""
+
+    def observed(self, proposal: ProposalT, verdict: VerdictT) -> tuple[Drafted, Verified]:
+        """What the policy is told of a round."""
+        return proposal, verdict
 
     @abstractmethod
     def commit(self, context: ContextT, proposal: ProposalT, verdict: VerdictT, clock: Clock) -> None:
@@ -245,10 +251,10 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             generation.text = generation.text[: self.stop_position(generation, generation.token_ids)]
         self.job.finish(generation)
 
-    def fail(self, slot: int) -> None:
-        """End a row whose models, or whose policy's head, gave what is not a number."""
+    def fail(self, slot: int, reason: str = NOT_NUMBERS) -> None:
+        """End a row whose models, or whose policy's head, gave what is not a number, or for another reason."""
         generation = self.rows[slot].generation
-        generation.error = f"prompt {generation.index}: {NOT_NUMBERS}"
+        generation.error = f"prompt {generation.index}: {reason}"
         self.end(slot, "error")
 
     @property

@@ -16,9 +16,13 @@ from toolkit.decoding.text import TextBatch
 from toolkit.engine.engine import engine_of
 from toolkit.engine.facts import max_positions
 from toolkit.errors import InputError
+from toolkit.grammar import grammar_of
+from toolkit.grammar.walk import FORCED
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair
+from toolkit.models.prompts import without_grammar
 from toolkit.sampling import Sampling, row_generator
+from toolkit.stopping import Bounded
 from toolkit.types import Generation, Prompt
 
 PROMPTS = Called("a list of prompts: texts, lists of token ids, lists of messages, requests")
@@ -95,6 +99,8 @@ def decode_measured(
     method = method.bind(pair).at(sampling)
     row_ids = range(len(prompts)) if row_ids is None else row_ids
     rows = [_start(pair, prompt, row_id, sampling) for prompt, row_id in zip(prompts, row_ids, strict=True)]
+    if any(row.grammar is not None for row in rows):
+        _check_grammars(method, sampling)
     finish = on_finish or (lambda generation: None)
     # Prompts that are read together are padded to the longest of them: those of similar length wait beside each other.
     queue = deque(sorted((row for row in rows if row.generation.error is None), key=lambda row: -len(row.context)))
@@ -107,6 +113,7 @@ def decode_measured(
         kind = TextBatch if method.beams is None else BeamBatch
         num_slots = min(batch_size, len(queue))
         capacity = max(capacity, kind.capacity(method, sampling, max(len(row.context) for row in queue)))
+        capacity += FORCED if any(row.grammar is not None for row in queue) else 0
         with engine_of(pair).sessions(num_slots, capacity) as sessions:
             cache_bytes = kind(job, sessions, [queue.popleft() for _ in range(num_slots)]).run()
     return Decoded([row.generation for row in rows], cache_bytes)
@@ -135,9 +142,23 @@ def prompt_ids(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling)
 
 def _start(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling) -> Row:
     """A row ready to be queued, or one whose error says why it cannot be."""
-    generation = Generation(index=row_id, prompt_ids=[], token_ids=[])
+    generation, grammar = Generation(index=row_id, prompt_ids=[], token_ids=[]), None
     try:
+        prompt, text = without_grammar(prompt)
+        grammar = grammar_of(pair, sampling, text)
         generation.prompt_ids = prompt_ids(pair, prompt, row_id, sampling)
     except InputError as error:
         generation.error, generation.finish_reason = str(error), "error"
-    return Row(generation, list(generation.prompt_ids), row_generator(sampling.seed, row_id))
+    return Row(generation, list(generation.prompt_ids), row_generator(sampling.seed, row_id), grammar)
+
+
+def _check_grammars(method: Method, sampling: Sampling) -> None:
+    """Raises InputError where a grammar does not go with the method or the sampling."""
+    history = isinstance(method.policy, Bounded) and method.policy.num_history
+    for wrong, expected in (
+        (not method.proposer.reads_grammars, "a method of chains or copies, of one draft"),
+        (history, "a head that reads no earlier positions"),
+        (sampling.stop, "no stop strings: a text ends where its grammar does"),
+    ):
+        if wrong:
+            raise InputError(f"method {method.name}: beside a grammar expected {expected}")

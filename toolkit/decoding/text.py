@@ -5,6 +5,7 @@ Shapes: B batch slots, N proposed nodes, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -15,14 +16,17 @@ from toolkit.decoding.batch import Batch, Clock, Job, Row, right_aligned
 from toolkit.decoding.context_window import HistoryWindow
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers.base import DraftContext, TextProposer
+from toolkit.decoding.proposers.copying import point_masses
 from toolkit.engine import Session
 from toolkit.engine.device import tensor_on
 from toolkit.engine.engine import Sessions
+from toolkit.grammar import TextGrammar
+from toolkit.grammar.walk import FORCED, along, stacked
 from toolkit.sampling import Sampling, warp
 from toolkit.stopping.base import State, in_context
-from toolkit.types import Proposal, Round, Verdict
+from toolkit.types import Drafted, Proposal, Round, RoundCounts, Verdict, Verified
 from toolkit.verification import TextRule
-from toolkit.verification.base import first_ones
+from toolkit.verification.base import first_ones, split_uniforms
 
 
 class TextBatch(Batch[DraftContext, Proposal, Verdict]):
@@ -68,6 +72,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
                 max(0, min(len(row.context) - held[slot] - 1, row.num_produced)) if self.busy[slot] else 0
                 for slot, row in enumerate(self.rows)
             ]
+        grammars = [row.grammar if busy else None for row, busy in zip(self.rows, self.busy, strict=True)]
         return DraftContext(
             sequences=[row.context for row in self.rows],
             sessions=self.drafts,
@@ -80,6 +85,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
             fit=self.pair.fit,
             seen=self._seen() if self.sampling.repetition_penalty != 1.0 else None,
             end_ids=self.end_ids,
+            grammars=grammars if any(grammar is not None for grammar in grammars) else None,
             earlier=self.earlier,
         )
 
@@ -88,7 +94,9 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         state = self.state
         if policy.reads_context:
             state = in_context(policy, state, tensor_on(self.device, lengths))
-        return self.proposer.propose(context, policy, state)
+        proposal, state = self.proposer.propose(context, policy, state)
+        self.asked = proposal.num_drafted
+        return (proposal if context.grammars is None else self._with_forced(context.grammars, proposal)), state
 
     def score(self, context: DraftContext, proposal: Proposal) -> Tensor:
         """p after the context and after every node: [B, N + 1, V], from one forward pass."""
@@ -101,11 +109,23 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         if proposal.parents is None:
             counts = [count + proposal.num_nodes for count in counts]
         reading = self.target.extend(tokens, counts=counts, parents=proposal.parents, last=proposal.num_nodes + 1)
-        return warp(reading.logits, self.sampling, _seen_at_nodes(context, proposal))
+        allowed = (
+            None if context.grammars is None else _allowed_at_nodes(context.grammars, proposal, self.pair.vocab_size)
+        )
+        return warp(reading.logits, self.sampling, _seen_at_nodes(context, proposal), allowed=allowed)
 
     def verify(self, context: DraftContext, proposal: Proposal, scores: Tensor, uniforms: Tensor) -> Verdict:
+        if proposal.num_nodes > self.most:
+            uniforms = _with_certain(uniforms, proposal.num_nodes - self.most)
         verdict = self.rule.verify(proposal, scores, uniforms)
         return verdict if proposal.valid is None else replace(verdict, valid=verdict.valid & proposal.valid)
+
+    def observed(self, proposal: Proposal, verdict: Verdict) -> tuple[Drafted, Verified]:
+        """The round without the certain tokens after what was drafted: they say nothing of acceptance."""
+        if self.asked is proposal.num_drafted:
+            return proposal, verdict
+        round_ = RoundCounts(self.asked, proposal.num_calls, torch.minimum(verdict.length, self.asked))
+        return round_, round_
 
     def commit(self, context: DraftContext, proposal: Proposal, verdict: Verdict, clock: Clock) -> None:
         """Take the accepted tokens into the texts, cut caches back, end rows that are done."""
@@ -126,6 +146,11 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
             produced, reason = self._cut(row, new)
             row.generation.token_ids += produced
             row.context += produced
+            if row.grammar is not None and not reason:
+                row.grammar = along(row.grammar, produced)[-1]
+                if row.grammar is None or not row.grammar.allowed.any():
+                    self.fail(slot, "the grammar is stuck: no token of the vocabulary goes on from here")
+                    continue
             row.generation.rounds.append(Round(num_drafted, num_calls, length, len(produced), bool(bonus), *seconds))
             if reason:
                 self.end(slot, reason)
@@ -137,6 +162,25 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
     def _unread(self, session: Session) -> tuple[Tensor, list[int]]:
         pending = [row.context[session.lengths[slot] :] for slot, row in enumerate(self.rows)]
         return right_aligned(pending, session.index.device)
+
+    def _with_forced(self, grammars: Sequence[TextGrammar | None], proposal: Proposal) -> Proposal:
+        """A chain, and after it the tokens that follow with certainty, row by row; an end of text is the last one."""
+        assert proposal.parents is None, "checked by `decode`"
+        counts, rows = proposal.num_drafted.tolist(), proposal.tokens.tolist()
+        runs = []
+        for slot, (row, grammar) in enumerate(zip(self.rows, grammars, strict=True)):
+            last = along(grammar, rows[slot][: counts[slot]])[-1]
+            room = self.sampling.room(len(row.generation.prompt_ids)) - row.num_produced - 1 - counts[slot]
+            runs.append([] if last is None else last.run(min(room, FORCED)))
+        if not any(runs):
+            return proposal
+        chains = [row[:count] + run for row, count, run in zip(rows, counts, runs, strict=True)]
+        width = max(map(len, chains))
+        tokens = tensor_on(self.device, [chain + [0] * (width - len(chain)) for chain in chains])
+        q = point_masses(tokens, self.pair.vocab_size, proposal.draft_probs.dtype)
+        for slot, count in enumerate(counts):
+            q[slot, :count] = proposal.draft_probs[slot, :count]
+        return replace(proposal, tokens=tokens, draft_probs=q, num_drafted=tensor_on(self.device, [*map(len, chains)]))
 
     def _seen(self) -> Tensor:
         """Tokens of each context [B, V] bool, for the repetition penalty."""
@@ -177,6 +221,25 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
                 for session in self.sessions:
                     session.reset(slot)
                 self.join(slot)
+
+
+def _allowed_at_nodes(grammars: Sequence[TextGrammar | None], proposal: Proposal, vocab_size: int) -> Tensor:
+    """Which tokens may come after the context and after every node of a chain [B, N + 1, V] bool."""
+    chains = zip(grammars, proposal.tokens.tolist(), proposal.num_drafted.tolist(), strict=True)
+    states = [along(grammar, tokens[:count]) for grammar, tokens, count in chains]
+    padded = [row + [None] * (proposal.num_nodes + 1 - len(row)) for row in states]
+    return torch.stack([stacked(row, vocab_size) for row in padded]).to(proposal.tokens.device)
+
+
+def _with_certain(uniforms: Tensor, count: int) -> Tensor:
+    """Uniforms of a round with `count` more nodes, all of them certain; a row's own stay what they are without these.
+
+    A certain token is accepted whatever its uniform is. The token after the last of more than M is drawn with the uniform of
+    that after M, which such a row does not use.
+    """
+    draws, tests, extras = split_uniforms(uniforms)
+    certain = draws.new_zeros(len(draws), count)
+    return torch.cat([draws, certain, tests, certain, extras, extras[:, -1:].expand(-1, count)], 1)
 
 
 def _seen_at_nodes(context: DraftContext, proposal: Proposal) -> Tensor | None:

@@ -218,6 +218,8 @@ class ModelPair:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string, a list of ids, or, through the chat template, messages or a request (`Prompt`)."""
+        if isinstance(prompt, Mapping) and prompt.get("grammar") is not None:
+            raise InputError("a prompt's grammar is for decoding alone (generate, toolkit.decode): leave it out here")
         is_chat = isinstance(prompt, list | tuple) and any(isinstance(turn, dict) for turn in prompt)
         content: Any = {"messages": prompt} if is_chat else prompt
         options: dict[str, Any] = {}

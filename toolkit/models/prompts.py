@@ -6,7 +6,8 @@ A prompts file is JSONL, one prompt per line:
     {"id": "b", "messages": [{"role": "user", "content": "Hello"}]}         for the tokenizer's chat template
 
 Beside messages, "tools", "documents" and "chat_template_kwargs" are for the template, too, as in a request to a server. Ids
-are numbers or strings, unique in the file; any other key is kept in `Prompt.extra`, and named if no command READS it.
+are numbers or strings, unique in the file; "grammar" is what the response may be
+(`toolkit.grammar`); any other key is kept in `Prompt.extra`, and named if no command READS it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Prompt:
     messages  role and content of each turn so far, for the tokenizer's chat template
     answer    what a response is checked against, if anything is known
     extra     whatever else the source says about the prompt; metrics and exports read the keys READS
+    grammar   what a response may be, in the place of what the sampling says: text, a file, a JSON schema; None: as that says
     options   what a request has for the template beside its messages: tools, documents, chat_template_kwargs
     Raises InputError unless there is an id and exactly one of a prompt and messages, neither of them empty.
     """
@@ -47,6 +49,7 @@ class Prompt:
     messages: tuple[Message, ...] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    grammar: str | dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -66,9 +69,20 @@ class Prompt:
 
     @property
     def content(self) -> str | list[Message] | dict[str, Any]:
-        """What `ModelPair.encode` takes: the text, the messages, or with options the request."""
-        request = {"messages": list(self.messages or ()), **self.options}
+        """What `decode` takes: the text, the messages, or with options or a grammar the request."""
+        messages = {"messages": list(self.messages or ()), **self.options}
+        request: dict[str, Any] = {"prompt": self.prompt} if self.prompt else messages
+        if self.grammar is not None:
+            return {**request, "grammar": self.grammar}
         return self.prompt or (request if self.options else request["messages"])
+
+
+def without_grammar(content: Any) -> tuple[Any, str | dict[str, Any] | None]:
+    """What `ModelPair.encode` takes of a prompt's content, and the grammar that it has of its own."""
+    if not isinstance(content, Mapping) or content.get("grammar") is None:
+        return content, None
+    request = {key: value for key, value in content.items() if key != "grammar"}
+    return (request["prompt"] if request.keys() == {"prompt"} else request), content["grammar"]
 
 
 def first_ids(prompts: Sequence[Prompt]) -> list[str]:
@@ -177,5 +191,7 @@ def _parse(line: str) -> Prompt:
         raise InputError(f"expected a number or a string as id, got {id_!r}")
     read = {name: row.pop(name, None) for name in ("tools", "documents", "chat_template_kwargs")}
     options = {name: value for name, value in read.items() if value is not None}
-    answer = None if answer is None else str(answer)
-    return Prompt("" if id_ is None else str(id_), prompt, answer, messages, row, options)
+    answer, grammar = None if answer is None else str(answer), row.pop("grammar", None)
+    if not isinstance(grammar, str | dict | None):
+        raise InputError(f"expected a grammar as text or as a JSON schema, got {type(grammar).__name__}")
+    return Prompt("" if id_ is None else str(id_), prompt, answer, messages, row, options, grammar)

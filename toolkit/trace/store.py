@@ -30,7 +30,7 @@ from toolkit.models.fingerprint import computed_by
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text
 from toolkit.runs.stage import MANIFEST, read_manifest
-from toolkit.sampling import Sampling
+from toolkit.sampling import NO_GRAMMAR, Sampling
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace.record import BATCH, Recorder, record_all_together
 from toolkit.trace.record_by_start import recorder_of
@@ -203,9 +203,11 @@ class Store:
         """
         if not sequences:
             raise InputError("every response failed: there is nothing to replay")
+        if sampling.grammar is not None:
+            raise InputError(NO_GRAMMAR)
         rows = range(len(sequences)) if rows is None else rows
         scored_by = {scorer.key: scorer for folder in heads for scorer in scorers(pair, folder).values()}
-        read = [computed_by(pair.target), computed_by(pair.draft), vars(sampling), sorted(pair.ends(sampling))]
+        read = [computed_by(pair.target), computed_by(pair.draft), _settings(sampling), sorted(pair.ends(sampling))]
         numbered = [
             [row, list(map(int, prompt)), list(map(int, produced))]
             for row, (prompt, produced) in zip(rows, sequences, strict=True)
@@ -290,3 +292,8 @@ def check_final_states(summary: Mapping[str, Any], where: Path | str) -> None:
     """Raises InputError for traces of an earlier revision whose states hold earlier layers of the draft, too."""
     if layers := summary.get("draft_layers"):
         raise InputError(f"the traces in {where} hold states of the layers {layers} too: record them again")
+
+
+def _settings(sampling: Sampling) -> dict[str, Any]:
+    """What a recording depends on: all but what it refuses, which older ones do not name."""
+    return {name: value for name, value in vars(sampling).items() if not name.startswith("grammar")}

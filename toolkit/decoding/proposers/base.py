@@ -18,6 +18,7 @@ from torch import Tensor
 
 from toolkit.decoding.context_window import HistoryWindow
 from toolkit.engine import Session
+from toolkit.grammar import TextGrammar, Walk
 from toolkit.sampling import Sampling
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Proposal, Verdict
@@ -37,6 +38,7 @@ class DraftContext:
     vocab_size   V, the target's; `fit` brings a draft's logits to it, and to the target's device
     seen         tokens of the context [B, V] bool, for the repetition penalty; None if it is off
     end_ids      tokens that end a text: nothing is drafted after them
+    grammars     of the rows, after their texts; None: no row has one
     earlier      what the draft showed at the positions before, if the policy looks at them; None: it does not
     """
 
@@ -51,7 +53,12 @@ class DraftContext:
     fit: Callable[[Tensor], Tensor]
     seen: Tensor | None
     end_ids: tuple[int, ...]
+    grammars: Sequence[TextGrammar | None] | None = None
     earlier: HistoryWindow | None = None
+
+    def walk(self) -> Walk | None:
+        """A fresh walk along the rows' grammars; None: no row has one."""
+        return None if self.grammars is None else Walk(self.grammars, self.vocab_size, self.limits.device)
 
     @property
     def most(self) -> int:
@@ -71,6 +78,7 @@ class Proposer(ABC):
     keeps_history       True: its steps know the positions before them (`Step.history`), for heads that read those
     shows_matches       True: its steps of copied tokens say where these come from (`Step.match`)
     shows_live_rows     True: its steps say which rows are drafting (`Step.live`), for policies that decide for a batch
+    reads_grammars      True: it drafts along the rows' grammars
     reads_blocks        True: it reads a draft that gives a block per forward pass; False: one that gives a token
     """
 
@@ -80,6 +88,7 @@ class Proposer(ABC):
     shows_matches: ClassVar[bool] = False
     shows_live_rows: ClassVar[bool] = False
     reads_blocks: ClassVar[bool] = False
+    reads_grammars: ClassVar[bool] = False
     keeps_history: ClassVar[bool] = False
 
     @property

@@ -43,7 +43,7 @@ class BestSourceProposer(ChainProposer):
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         numbers, rows, before = Numbers(policy, context.limits), context.limits > 0, state
         copied, num_copied, state = self.copies.copied(
-            context.sequences, context.room, context.end_ids, policy, state, rows
+            context.sequences, context.room, context.end_ids, policy, state, rows, context.grammars
         )
         numbers.add_state(state, before, rows)
         drafted, state = super().propose(context, policy, state)

@@ -31,7 +31,7 @@ class BlockProposer(ChainProposer):
     keeps_history: ClassVar[bool] = False
     reads_blocks: ClassVar[bool] = True
 
-    def _read(self, context: DraftContext, tokens: list[Tensor]) -> Reading:
+    def _read(self, context: DraftContext, tokens: list[Tensor], num_read: int) -> Reading:
         session = context.sessions[0]
         assert isinstance(session, BlockSession), "Method.bind pairs blocks with drafts that give them"
         if not tokens:

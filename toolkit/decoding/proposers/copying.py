@@ -18,6 +18,8 @@ from torch import Tensor
 
 from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal, where_active
 from toolkit.engine.device import floats_on, most_of, tensor_on
+from toolkit.grammar.text import TextGrammar
+from toolkit.grammar.walk import along
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Match, Proposal, Verdict
 
@@ -56,6 +58,7 @@ class CopyProposer(TextProposer):
     needs_draft_model: ClassVar[bool] = False
     shows_matches: ClassVar[bool] = True
     shows_live_rows: ClassVar[bool] = True
+    reads_grammars: ClassVar[bool] = True
 
     def max_nodes(self, limit: int) -> int:
         return limit
@@ -68,7 +71,7 @@ class CopyProposer(TextProposer):
         state, starts = policy.begin(context.limits > 0, state)
         before, numbers = state, Numbers(policy, context.limits)
         tokens, num_drafted, state = self.copied(
-            context.sequences, context.room, context.end_ids, policy, state, starts
+            context.sequences, context.room, context.end_ids, policy, state, starts, context.grammars
         )
         numbers.add_state(state, before, starts)
         num_calls, valid = torch.zeros_like(context.limits), numbers.valid()
@@ -85,19 +88,54 @@ class CopyProposer(TextProposer):
         policy: StoppingPolicy,
         state: State,
         starts: Tensor,
+        grammars: Sequence[TextGrammar | None] | None = None,
     ) -> tuple[Tensor, Tensor, State]:
         """Copied tokens [B, K], how many of them count [B], and the policy's state after it. No model is asked.
 
-        K is the largest count, so that the target reads no token that no row sends; on a GPU the longest copy.
+        K is the largest count, so that the target reads no token that no row sends; on a GPU the longest copy. With grammars a
+        row's certain tokens come first, whatever the policy says, and a copy ends where its grammar does not go on.
 
         room    the most tokens each row may draft
         starts  whether the row may copy at all [B] bool
         """
+        if grammars is None:
+            copies = [
+                self.lookup(text, most, end_ids) if most > 0 else NOTHING
+                for text, most in zip(sequences, room, strict=True)
+            ]
+            return self._sent(copies, policy, state, starts)
+        rows = zip(sequences, room, grammars, strict=True)
+        runs, cut = zip(*[self._along(text, most, grammar, end_ids) for text, most, grammar in rows], strict=True)
+        tokens, counts, state = self._sent(cut, policy, state, starts)
+        certain = tensor_on(starts.device, [*map(len, runs)])
+        chains = [run + row[:count] for run, row, count in zip(runs, tokens.tolist(), counts.tolist(), strict=True)]
+        width = max(map(len, chains))
+        return (
+            tensor_on(starts.device, [chain + [0] * (width - len(chain)) for chain in chains]),
+            certain + counts,
+            state,
+        )
+
+    def _along(
+        self, text: Sequence[int], most: int, grammar: TextGrammar | None, end_ids: Sequence[int]
+    ) -> tuple[list[int], Copy]:
+        """The certain tokens after a text, and what may be copied after these as far as the grammar allows it."""
+        run = [] if grammar is None or most <= 0 else grammar.run(most)
+        room = most - len(run)
+        if room <= 0 or (run and run[-1] in end_ids):
+            return run, NOTHING
+        copy = self.lookup([*text, *run], room, end_ids)
+        if grammar is not None:
+            after = along(grammar, run)[-1]
+            valid = 0 if after is None else after.valid(copy.tokens)
+            copy = Copy(copy.tokens[:valid], copy.length, copy.occurrences[:valid], copy.agreement[:valid])
+        return run, copy
+
+    def _sent(
+        self, copies: Sequence[Copy], policy: StoppingPolicy, state: State, starts: Tensor
+    ) -> tuple[Tensor, Tensor, State]:
+        """The copies as tokens [B, K], how many of them the policy sends [B], and its state after it."""
         device = starts.device
-        copies = [
-            self.lookup(text, most, end_ids) if most > 0 else NOTHING
-            for text, most in zip(sequences, room, strict=True)
-        ]
         longest = max(len(copy.tokens) for copy in copies)
         tokens = tensor_on(device, [copy.tokens + [0] * (longest - len(copy.tokens)) for copy in copies])
         available = tensor_on(device, [len(copy.tokens) for copy in copies])
