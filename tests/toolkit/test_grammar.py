@@ -11,11 +11,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from toolkit import ModelPair, config, generate
+from toolkit import decode as decode_command
 from toolkit.decoding import Sampling, decode
 from toolkit.drafts.block.testing import tiny_block
 from toolkit.engine import TabularModel
 from toolkit.errors import DecodingError, InputError
 from toolkit.grammar import grammar_of, text
+from toolkit.integrations.custom_generate import custom_generate
 from toolkit.testing import tiny_eagle3, tiny_llama, tiny_tokenizer
 
 END, NEW = 0, 4
@@ -253,3 +255,36 @@ def test_what_knows_no_grammar_refuses_it(llamas, tables, tmp_path):
     sequence = [(llamas.encode(PROMPTS[0]), [5, 6])]
     with pytest.raises(InputError, match="knows grammars"):
         Store(tmp_path).trace(llamas, Sampling(grammar="a+"), sequence, 2)
+
+
+def test_transformers_generate_takes_a_grammar(llamas):
+    """Through `custom_generate`: the greedy text is the one of masked decoding."""
+    schema, tokens = json.dumps(SCHEMA), llamas.encode(PROMPTS[0])
+    output = llamas.target.generate(
+        torch.tensor([tokens]), custom_generate=custom_generate, draft=llamas.draft, method="speculative", do_sample=False,
+        max_new_tokens=60, eos_token_id=2, grammar=schema, text_tokenizer=llamas.tokenizer,
+    )  # fmt: skip
+    assert output[0, len(tokens) :].tolist() == greedy(llamas, PROMPTS[0], schema, 60)
+
+
+def test_the_command_decodes_rows_with_grammars_of_their_own(tmp_path):
+    rows = [
+        {"id": 1, "prompt": "Q: 3 + 4 =\nA:", "grammar": {"type": "boolean"}},
+        {"id": 2, "prompt": "Q: 3 + 4 =\nA:"},
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [
+        f"prompts.path={path}",
+        f"paths.root_dir={tmp_path}",
+        "method=speculative",
+        "sampling.max_new_tokens=8",
+        "track=false",
+    ]
+    folder = decode_command.run(config.compose("decode", words))
+    texts = [json.loads(line)["text"] for line in (folder / "generations.jsonl").read_text().strip().split("\n")]
+    assert texts[0] in ("true", "false") and texts[1] not in ("true", "false")
+    other = decode_command.run(config.compose("decode", [*words, 'sampling.grammar="[0-9]{2}"']))
+    assert other != folder, "a grammar is part of what names an output"
+    with pytest.raises(InputError, match="grammar: expected null"):
+        config.compose("sweep", ["sampling.grammar=json"])

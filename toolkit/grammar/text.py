@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 class TextGrammar:
     """What may follow a text. It never changes; `after` gives those of longer texts."""
 
-    def __init__(self, matcher: Any, vocab_size: int, end_ids: Sequence[int]):
+    def __init__(self, matcher: Any, vocab_size: int, end_ids: Collection[int]):
         self._matcher, self._vocab_size, self._end_ids = matcher, vocab_size, frozenset(end_ids)
 
     @cached_property
@@ -144,11 +144,12 @@ def _tokenizer(pair: ModelPair, ends: Sequence[int]) -> tuple[Any, dict[Any, Tex
         raise InputError("a grammar needs llguidance: pip install 'acceptance-toolkit[grammar]'") from None
     if pair.tokenizer is None:
         raise InputError("a grammar needs the pair's tokenizer, and it has none")
-    made = _tokenizers.setdefault(pair.tokenizer, {})
+    tokenizer: Any = pair.tokenizer
+    made = _tokenizers.setdefault(tokenizer, {})
     key = (pair.vocab_size, *ends)
     if key not in made:
         try:
-            made[key] = from_tokenizer(pair.tokenizer, n_vocab=pair.vocab_size, eos_token=list(ends)), {}
+            made[key] = from_tokenizer(tokenizer, n_vocab=pair.vocab_size, eos_token=list(ends)), {}
         except ValueError as error:
             raise InputError(f"a grammar cannot read this tokenizer: {first_line(error)}") from None
     reader: tuple[Any, dict[Any, TextGrammar]] = made[key]

@@ -81,6 +81,7 @@ def custom_generate(
     head: str | Path | None = None,
     statistics: str | Path | None = None,
     stop: str | Sequence[str] = (),
+    grammar: str | None = None,
     seed: int | None = None,
     overrides: Sequence[str] = (),
     text_tokenizer: Any = None,
@@ -95,9 +96,10 @@ def custom_generate(
     head       folder of an acceptance head, for methods that need one
     statistics  file of `analysis.heads statistics=`: acceptance where there is no head
     stop       strings that end a row, as `stop_strings` do
+    grammar    what the rows may be: a JSON schema, a regular expression, a Lark grammar (`toolkit.grammar`), not beside `stop`
     seed       row r draws from a generator seeded with (seed, r); None: drawn from torch's own generator
     overrides  relative to the method: ["policy.rate=1.2", "max_drafted=12"]
-    text_tokenizer  for `stop`; None: that of the folder or hub name the model came from
+    text_tokenizer  for `stop` and `grammar`; None: that of the folder or hub name the model came from
 
     Returns [B, T + new]: the input, and new tokens that are padded right. With `return_dict_in_generate` that and counts.
     Raises InputError for what is not followed, DecodingError if a row failed.
@@ -109,6 +111,7 @@ def custom_generate(
     stops = _strings(stop)
     mask = _mask(input_ids, synced_gpus, model_kwargs)
     sampling = _sampling(mask, logits_processor, stopping_criteria, generation_config, stops, seed)
+    sampling = replace(sampling, grammar=grammar)
     prompts = [ids[keep].tolist() for ids, keep in zip(input_ids, mask, strict=True)]
     text_streamer = left_out.get("streamer") if streamer is None else streamer
     if text_streamer is not None and len(prompts) != 1:
@@ -116,7 +119,7 @@ def custom_generate(
     if streamer is not None:
         streamer.put(input_ids.cpu())  # as transformers does with its own
     draft = assistant_model if draft is None else draft
-    pair = pair_of(model, draft, text_tokenizer or (own_tokenizer(model) if stops else None))
+    pair = pair_of(model, draft, text_tokenizer or (own_tokenizer(model) if stops or grammar else None))
     predicts = head is not None or statistics is not None
     if method is None:
         method = "rate" if predicts else "best_source" if pair.drafts else "lookup_rate"
