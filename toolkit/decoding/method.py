@@ -74,6 +74,10 @@ class Method:
                 f"method {self.name}: {policy} decides on copied tokens, and {proposer} draws from a draft model; expected "
                 "a proposer that copies (suffix, prompt_lookup, best_source)"
             )
+        if self.policy.chooses_nodes != self.proposer.chooses_nodes:
+            raise InputError(
+                f"method {self.name}: the policy tree_rate and the proposer best_first need each other, got {policy} and {proposer}"
+            )
         chooses = self.policy.reads_matches and self.policy.needs_draft_model
         if self.proposer.shows_matches and self.proposer.needs_draft_model and not chooses:
             raise InputError(
