@@ -64,6 +64,10 @@ class Method:
             raise InputError(
                 f"method {self.name}: {policy} decides for the rows of a batch together, which only chains do; got {proposer}"
             )
+        if self.policy.chooses_nodes != self.proposer.chooses_nodes:
+            raise InputError(
+                f"method {self.name}: the policy tree_rate and the proposer best_first need each other, got {policy} and {proposer}"
+            )
         if self.policy.uses_history and "observe" not in self.proposer.obeys:
             raise InputError(
                 f"method {self.name}: {policy} learns from rounds of chains, and {proposer} has none; expected a policy "
@@ -73,10 +77,6 @@ class Method:
             raise InputError(
                 f"method {self.name}: {policy} decides on copied tokens, and {proposer} draws from a draft model; expected "
                 "a proposer that copies (suffix, prompt_lookup, best_source)"
-            )
-        if self.policy.chooses_nodes != self.proposer.chooses_nodes:
-            raise InputError(
-                f"method {self.name}: the policy tree_rate and the proposer best_first need each other, got {policy} and {proposer}"
             )
         chooses = self.policy.reads_matches and self.policy.needs_draft_model
         if self.proposer.shows_matches and self.proposer.needs_draft_model and not chooses:
