@@ -1,8 +1,9 @@
 """python -m analysis.heads traces=FOLDER heads=[A,B,C]: what every head predicts, and what decoding with it is worth.
 
 drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} compares drafts, copies=RESPONSES fits the acceptance of copied tokens,
-statistics=[TRACES] that of drafted ones from statistics of q, candidates=[RESPONSES] that of a node's candidates, calibration=[TRACES] corrects heads by depth. Each is a file of
-`analysis.replay`: head_table, drafts, copies, fit_statistics, fit_candidates, calibrate, predictors (with tuning= and tests=).
+statistics=[TRACES] that of drafted ones from statistics of q, candidates=[RESPONSES] that of a node's candidates,
+calibration=[TRACES] corrects heads by depth. Each is a file of `analysis.replay`: head_table, drafts, copies, fit_statistics,
+fit_candidates, calibrate, predictors (with tuning= and tests=).
 """
 
 from __future__ import annotations

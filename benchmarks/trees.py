@@ -28,7 +28,19 @@ from toolkit.engine import Session
 DOMAINS = ("instruct", "math", "code")
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
 FIXED = [f"policy.num_drafted={k}" for k in (1, 2, 3, 4, 5, 6, 8, 10)]
-TREES = ("2x1x1", "2x2x1", "3x2x1x1", "4x2x1", "4x1x1x1", "2x1x1x1x1", "4x2x1x1x1", "4x2x2x1", "8x2x1x1", "3x2x2x2x1", "8x4x2x1x1")
+TREES = (
+    "2x1x1",
+    "2x2x1",
+    "3x2x1x1",
+    "4x2x1",
+    "4x1x1x1",
+    "2x1x1x1x1",
+    "4x2x1x1x1",
+    "4x2x2x1",
+    "8x2x1x1",
+    "3x2x2x2x1",
+    "8x4x2x1x1",
+)
 NODES, DEPTHS = (8, 16, 32, 60), (2, 4, 6, 8)
 
 
@@ -112,7 +124,9 @@ def prompts_of(split: str, limit: int) -> list[str]:
         prompt.prompt
         for domain in DOMAINS
         for prompt in config.instantiate(
-            config.compose("responses", [f"prompts=toy_{domain}", f"prompts.split={split}", f"prompts.limit={limit}"]).prompts
+            config.compose(
+                "responses", [f"prompts=toy_{domain}", f"prompts.split={split}", f"prompts.limit={limit}"]
+            ).prompts
         ).load()
     ]
 
@@ -156,7 +170,9 @@ def main() -> None:
     meter = Meter(pair)
     sampling = Sampling(temperature=arguments.temperature, max_new_tokens=arguments.tokens)
     common = (tables, arguments.folder.resolve(), sampling)
-    dev = pd.concat([run(pair, meter, each, prompts_of("dev", arguments.dev), *common) for each in settings(sampling.temperature)])
+    dev = pd.concat(
+        [run(pair, meter, each, prompts_of("dev", arguments.dev), *common) for each in settings(sampling.temperature)]
+    )
     totals = dev.groupby(["table", "line", "setting"])[["tokens", "cost"]].sum()
     chosen = (totals.tokens / totals.cost).groupby(["table", "line"]).idxmax()
     wanted, tests = prompts_of("test", arguments.test), []

@@ -1,4 +1,4 @@
-"""Acceptance of the j-th candidate, fitted along responses: analysis.heads candidates=[RESPONSES]. Both models read the texts once.
+"""Acceptance of the j-th candidate, fitted along responses that both models read once: analysis.heads candidates=[RESPONSES].
 
 At every position of a response the draft's 8 most probable tokens are candidates, tried in turn as point masses. The label of
 candidate j is p(x_j) / (1 - the p of those before it), and its weight what those before it leave. Texts are split by prompt.
@@ -48,7 +48,9 @@ Examples = tuple[Tensor, Tensor, Tensor]  # numbers [n, C, 4], labels [n, C], we
 def fit_candidates(cfg: keys.Heads) -> Path:
     """Fit, score and write; returns the output folder."""
     sources = [read_responses(folder, same_ends=True) for folder in plain(cfg.candidates)]
-    regimes = {name: [each for each in sources if (each.sampling.temperature == 0) == (name == "greedy")] for name in OUTPUTS}
+    regimes = {
+        name: [each for each in sources if (each.sampling.temperature == 0) == (name == "greedy")] for name in OUTPUTS
+    }
     if not all(regimes.values()):
         raise InputError(
             "candidates: expected folders of data_gen.responses at temperature 0 and above 0, got temperatures "
@@ -114,7 +116,9 @@ def regression(numbers: Tensor, labels: Tensor, weights: Tensor) -> Logistic:
     return Logistic(float(model.intercept_[0]), dict(zip(names, values, strict=True)))
 
 
-def scores(output: str, logistic: Logistic, numbers: Tensor, labels: Tensor, weights: Tensor) -> list[dict[str, object]]:
+def scores(
+    output: str, logistic: Logistic, numbers: Tensor, labels: Tensor, weights: Tensor
+) -> list[dict[str, object]]:
     """One line per rank, of what none before was accepted of."""
     bias, columns = logistic.column(input_names(NUMBERS))
     estimates = (inputs_of(numbers) @ numbers.new_tensor(columns) + bias).sigmoid()

@@ -10,6 +10,6 @@ from toolkit.acceptance.preread import PrereadHead
 from toolkit.acceptance.statistics import StatisticsEstimator
 
 __all__ = [
-    "AcceptanceHead", "CandidateEstimator", "Confidence", "HeadEstimator", "MatchEstimator", "OnlineLogistic", "PrereadEstimator", "PrereadHead",
-    "StatisticsEstimator",
+    "AcceptanceHead", "CandidateEstimator", "Confidence", "HeadEstimator", "MatchEstimator", "OnlineLogistic",
+    "PrereadEstimator", "PrereadHead", "StatisticsEstimator",
 ]  # fmt: skip

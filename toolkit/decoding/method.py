@@ -66,7 +66,8 @@ class Method:
             )
         if self.policy.chooses_nodes != self.proposer.chooses_nodes:
             raise InputError(
-                f"method {self.name}: the policy tree_rate and the proposer best_first need each other, got {policy} and {proposer}"
+                f"method {self.name}: a policy that chooses nodes (tree_rate) and the proposer best_first need each other, got "
+                f"{policy} and {proposer}"
             )
         if self.policy.uses_history and "observe" not in self.proposer.obeys:
             raise InputError(

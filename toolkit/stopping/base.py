@@ -19,7 +19,15 @@ from toolkit.types import Children, Drafted, Match, Nodes, Step, Verified
 State = dict[str, Tensor]
 
 # What a policy decides or learns by, and the attribute that says whether it does so at all (None: it always does).
-HOOKS = {"begin": None, "read": "reads", "step": None, "sent": None, "plan": "plans_copies", "choose": "chooses_nodes", "observe": "uses_history"}
+HOOKS = {
+    "begin": None,
+    "read": "reads",
+    "step": None,
+    "sent": None,
+    "plan": "plans_copies",
+    "choose": "chooses_nodes",
+    "observe": "uses_history",
+}
 
 
 class StoppingPolicy:

@@ -13,7 +13,7 @@ out. A level costs one draft forward pass over the nodes that it reads:
 
     max over m of  sum over i = 1..m of  sum over leaves of (v a^i - lambda c_column)+  -  lambda c_draft(leaves)  >  0
 
-Gains are multiplied by what the text shows of them, as in `rate`: min(1, (tokens accepted + n) / (gains of all nodes sent + n)).
+Gains are multiplied by what the text shows of them, as in `rate`: min(1, (tokens accepted + n) / (gains of all nodes + n)).
 Approximations: further levels have as many nodes as now; their column costs what the next one costs now; leaves that are not
 worth a column now are not read.
 
@@ -85,7 +85,9 @@ class TreeRate(PricedDraft):
 
     def bind(self, pair: object) -> TreeRate:
         if len(drafts := getattr(pair, "drafts", ())) > 1:
-            raise InputError(f"method tree_rate: expected one draft model, whose tokens are the nodes, got {len(drafts)}")
+            raise InputError(
+                f"method tree_rate: expected one draft model, whose tokens are the nodes, got {len(drafts)}"
+            )
         table = self.read_table(self.cost_ratio, self.column_cost)
         if self.num_nodes is None and (over := table.beyond(self.batch_size, self.max_nodes + 1)):
             warn(f"method tree_rate: {over}; beyond, its last slope goes on (policy.max_nodes={self.max_nodes})")
@@ -114,7 +116,9 @@ class TreeRate(PricedDraft):
             most, best = sums.max(1)
             num_sent = torch.where(most > 0, best + 1, 0)
             leaves = nodes.newest & (index < num_sent.unsqueeze(1))
-            pays = self._another_level(nodes.survival * state["correction"].unsqueeze(1), leaves, num_sent, nodes.depth, state)
+            pays = self._another_level(
+                nodes.survival * state["correction"].unsqueeze(1), leaves, num_sent, nodes.depth, state
+            )
             read = leaves & pays.unsqueeze(1)
         sent = index < num_sent.unsqueeze(1)
         more = prices.catching_up((read.sum(1) - 1).clamp(min=0))

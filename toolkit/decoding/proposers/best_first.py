@@ -16,7 +16,7 @@ Shapes: B rows, W nodes that the draft reads at once, C candidates per node, M n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -35,7 +35,7 @@ from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Children, Nodes, Proposal, Verdict
 from toolkit.verification.schemes import most_probable
 
-UNREAD = -1
+TOKEN, PARENT, DEPTH, ID, NEWEST = range(5)
 
 
 @dataclass
@@ -82,14 +82,14 @@ class BestFirstProposer(TextProposer):
             numbers.add(probs, growing)
             tree.add(tokens, probs.nan_to_num(0.0))
             before = state
-            state, sent, read = policy.choose(tree.nodes(depth), state)
+            state, sent, read = policy.choose(tree.nodes, state)
             numbers.add_state(state, before, growing)
             state = where_active(state, before, growing)
-            num_sent = torch.where(growing, torch.minimum(sent, tree.num_real), num_sent)
+            num_sent = torch.where(growing, torch.minimum(sent, (tree.survival > 0).sum(1)), num_sent)
             for end in context.end_ids:
-                read = read & (tree.tokens != end)
-            growing = tree.read_next(read & growing.unsqueeze(1), self.width)
-        return tree.proposal(num_sent, num_calls, context, numbers.valid()), state
+                read = read & (tree.facts[TOKEN] != end)
+            growing = tree.read_next(read & tree.nodes.newest & growing.unsqueeze(1), self.width)
+        return tree.proposal(num_sent, num_calls, context.vocab_size, numbers.valid()), state
 
     def commit(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
@@ -119,105 +119,82 @@ class BestFirstProposer(TextProposer):
         return candidates, Children(probs, torch.special.entr(q).sum(-1), real, sampling.temperature == 0)
 
 
-@dataclass
 class _Tree:
-    """The best nodes so far, best first, padded to M: all [B, M].
+    """The best nodes so far, best first, padded to M.
 
-    survival  probability to enter the text, float64; 0 of padding
-    parents   index among them, -1: the context
-    depths    levels below the context, 0 of padding
-    ids       in the draft's cache, or UNREAD
-    newest    whether it is of the newest level
-    read      the nodes that the draft has read, by level, and in `at` [B, W] where the newest of them stand among the best
+    survival  [B, M] float64, probability to enter the text; 0 of padding
+    facts     [5, B, M]: TOKEN, PARENT (index among the nodes, -1: the context), DEPTH (0 of padding), ID (in the draft's
+              cache, -1: not read) and NEWEST (of the newest level, 0 or 1)
+    read      the nodes that the draft has read, or reads next, by level; `at` [B, W] is where the newest of them are
+    dtype     of the distributions that nodes are sent with
     """
 
-    num_rows: int
-    most: int
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    read: DistinctNodes = field(default_factory=DistinctNodes)
-
-    def __post_init__(self) -> None:
-        whole = torch.zeros(self.num_rows, self.most, dtype=torch.long, device=self.device)
-        self.tokens, self.depths, self.parents, self.ids = whole, whole, whole - 1, whole + UNREAD
-        self.survival, self.newest = whole.double(), whole > 0
-        self.at: Tensor | None = None
+    def __init__(self, num_rows: int, num_nodes: int, device: torch.device):
+        self.survival = torch.zeros(num_rows, num_nodes, dtype=torch.float64, device=device)
+        self.facts = torch.zeros(5, num_rows, num_nodes, dtype=torch.long, device=device)
+        self.facts[[PARENT, ID]] = -1
+        self.read, self.at, self.dtype = DistinctNodes(), self.facts[TOKEN, :, :0], torch.float32
 
     @property
-    def num_real(self) -> Tensor:
-        """Nodes that may be sent [B]."""
-        return (self.survival > 0).sum(1)
-
-    def nodes(self, depth: int) -> Nodes:
+    def nodes(self) -> Nodes:
         """What the policy sees of them."""
-        return Nodes(depth, self.survival, self.depths, self.newest)
-
-    def add(self, tokens: Tensor, probs: Tensor) -> None:
-        """Add the candidates [B, W, C] of the nodes read last, by P(accepted | parent is, none before) [B, W, C]."""
-        num_rows, width, count = tokens.shape
-        above = torch.ones_like(probs[..., 0]) if self.at is None else _at(self.survival, self.at)
-        depths = torch.ones_like(tokens[..., 0]) if self.at is None else _at(self.depths, self.at) + 1
-        parents = torch.full_like(depths, -1) if self.at is None else self.at
-        none_before = pad((1 - probs).cumprod(-1), (1, -1), value=1.0)
-        survival = (above.unsqueeze(-1) * none_before * probs).cummin(-1).values
-        children = {
-            "survival": survival, "tokens": tokens, "parents": parents.unsqueeze(-1), "depths": depths.unsqueeze(-1),
-            "ids": torch.full_like(tokens, UNREAD), "newest": torch.ones_like(tokens, dtype=torch.bool),
-        }  # fmt: skip
-        self.newest = torch.zeros_like(self.newest)
-        if self.at is not None:  # the draft has read them by now
-            ids = self.read.first(len(self.read.tokens) - 1) + torch.arange(width, device=self.device)
-            ids = torch.where(self.read.real[-1], ids, _at(self.ids, self.at))
-            self.ids = self.ids.scatter(1, self.at, ids)
-        together = {
-            name: torch.cat([getattr(self, name), values.expand(num_rows, width, count).flatten(1)], 1)
-            for name, values in children.items()
-        }
-        order = together["survival"].argsort(dim=1, descending=True, stable=True)  # of equals the parent is first
-        rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=self.device).expand_as(order))
-        for name, values in together.items():
-            setattr(self, name, values.gather(1, order[:, : self.most]))
-        self.parents = torch.where(self.parents >= 0, rank.gather(1, self.parents.clamp(min=0)), -1)
-        real = self.survival > 0
-        self.parents, self.newest = torch.where(real, self.parents, -1), self.newest & real
-
-    def read_next(self, wanted: Tensor, width: int) -> Tensor:
-        """Have the draft read the best `width` of the newest nodes that are wanted [B, M]; returns which rows [B] have any."""
-        wanted = wanted & self.newest
-        wanted = wanted & (wanted.cumsum(1) <= width)
-        counts = wanted.sum(1)
-        chosen = (~wanted).to(torch.uint8).argsort(dim=1, stable=True)[:, : most_of(counts, min(width, self.most))]
-        above = _at(self.parents, chosen)
-        parents = torch.where(above >= 0, _at(self.ids, above.clamp(min=0)), -1)
-        self.read.tokens.append(_at(self.tokens, chosen))
-        self.read.parents.append(parents)
-        self.read.real.append(_at(wanted, chosen))
-        self.at = chosen
-        return counts > 0
+        return Nodes(len(self.read.tokens) + 1, self.survival, self.facts[DEPTH], self.facts[NEWEST] > 0)
 
     def is_read(self, growing: Tensor) -> Tensor:
         """Which of the nodes read last are no padding [B, W], in the rows [B] that grow; at first they are the contexts."""
         return self.read.real[-1] & growing.unsqueeze(1) if self.read.real else growing.unsqueeze(1)
 
-    def proposal(self, num_sent: Tensor, num_calls: Tensor, context: DraftContext, valid: Tensor) -> Proposal:
+    def add(self, tokens: Tensor, probs: Tensor) -> None:
+        """Add the candidates [B, W, C] of the nodes read last, by P(accepted | parent is, none before) [B, W, C]."""
+        facts, parents = self.facts.clone(), torch.full_like(tokens[..., 0], -1)
+        facts[NEWEST] = 0
+        above, depths = torch.ones_like(probs[..., 0]), torch.ones_like(parents)
+        if self.read.real:
+            above, depths, parents = self.survival.gather(1, self.at), facts[DEPTH].gather(1, self.at) + 1, self.at
+            ids = self.read.first(len(self.read.tokens) - 1) + torch.arange(self.at.shape[1], device=tokens.device)
+            facts[ID] = facts[ID].scatter(
+                1, self.at, torch.where(self.read.real[-1], ids, facts[ID].gather(1, self.at))
+            )
+        none_before = pad((1 - probs).cumprod(-1), (1, -1), value=1.0)
+        survival = (above.unsqueeze(-1) * none_before * probs).cummin(-1).values
+        shared = (values.unsqueeze(-1).expand_as(tokens) for values in (parents, depths))
+        children = torch.stack([tokens, *shared, torch.full_like(tokens, -1), torch.ones_like(tokens)])
+        survival, facts = torch.cat([self.survival, survival.flatten(1)], 1), torch.cat([facts, children.flatten(2)], 2)
+        order = survival.argsort(dim=1, descending=True, stable=True)  # of equals the parent is first
+        rank, best = order.argsort(dim=1), order[:, : self.survival.shape[1]]
+        self.survival, self.facts = survival.gather(1, best), facts.gather(2, best.expand(5, -1, -1))
+        above = self.facts[PARENT]
+        self.facts[PARENT] = torch.where((above >= 0) & (self.survival > 0), rank.gather(1, above.clamp(min=0)), -1)
+        self.facts[NEWEST] *= self.survival > 0
+
+    def read_next(self, wanted: Tensor, width: int) -> Tensor:
+        """Have the draft read the best `width` of the nodes that are wanted [B, M]; returns which rows [B] have any."""
+        wanted = wanted & (wanted.cumsum(1) <= width)
+        counts = wanted.sum(1)
+        self.at = (
+            (~wanted).to(torch.uint8).argsort(dim=1, stable=True)[:, : most_of(counts, min(width, wanted.shape[1]))]
+        )
+        above = self.facts[PARENT].gather(1, self.at)
+        ids = self.facts[ID].gather(1, above.clamp(min=0))
+        self.read.tokens.append(self.facts[TOKEN].gather(1, self.at))
+        self.read.parents.append(torch.where(above >= 0, ids, -1))
+        self.read.real.append(wanted.gather(1, self.at))
+        return counts > 0
+
+    def proposal(self, num_sent: Tensor, num_calls: Tensor, vocab_size: int, valid: Tensor) -> Proposal:
         """The best nodes of every row, num_sent [B] of which count."""
-        sent = most_of(num_sent, self.most, least=0)
+        sent = most_of(num_sent, self.survival.shape[1], least=0)
         if not sent:
             return empty_proposal(num_calls, valid)
-        index = torch.arange(sent, device=self.device)
-        tokens, counted = self.tokens[:, :sent], index < num_sent.unsqueeze(1)
+        index = torch.arange(sent, device=num_sent.device)
+        facts = self.facts[:, :, :sent]
         return Proposal(
-            tokens=tokens,
-            draft_probs=point_masses(tokens, context.vocab_size, self.dtype),
+            tokens=facts[TOKEN],
+            draft_probs=point_masses(facts[TOKEN], vocab_size, self.dtype),
             num_drafted=num_sent,
             num_calls=num_calls,
-            parents=self.parents[:, :sent],
-            candidates=torch.where(counted, index, -1),
-            cache_ids=self.ids[:, :sent].unsqueeze(1),
+            parents=facts[PARENT],
+            candidates=torch.where(index < num_sent.unsqueeze(1), index, -1),
+            cache_ids=facts[ID].unsqueeze(1),
             valid=valid,
         )
-
-
-def _at(values: Tensor, index: Tensor) -> Tensor:
-    """The values [B, M] at [B, W]."""
-    return values.gather(1, index)
