@@ -105,12 +105,12 @@ def regression(numbers: Tensor, labels: Tensor, weights: Tensor) -> Logistic:
     from sklearn.linear_model import LogisticRegression
 
     names, inputs = input_names(NUMBERS), inputs_of(numbers.flatten(0, 1)).numpy()
-    labels, weights = labels.flatten().numpy(), weights.flatten().numpy()
+    label, weight = labels.flatten().numpy(), weights.flatten().numpy()
     means, deviations = inputs.mean(0), inputs.std(0)
     deviations = np.where(deviations > 0, deviations, 1.0)
     columns = (inputs - means) / deviations
     classes = np.repeat([1, 0], len(columns))  # a label of .7 is .7 samples of one class and .3 of the other
-    sample_weight = np.concatenate([labels * weights, (1 - labels) * weights])
+    sample_weight = np.concatenate([label * weight, (1 - label) * weight])
     model = LogisticRegression(C=PULL, max_iter=2000).fit(np.concatenate([columns, columns]), classes, sample_weight)
     values = zip(model.coef_[0].tolist(), means.tolist(), deviations.tolist(), strict=True)
     return Logistic(float(model.intercept_[0]), dict(zip(names, values, strict=True)))
