@@ -286,6 +286,10 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         Inputs | None,
         "fit acceptance from statistics of q instead, to these traces; dev_share of their texts is held out",
     ] = None
+    candidates: Annotated[
+        Inputs | None,
+        "fit the acceptance of a node's j-th candidate instead, to these responses, at T = 0 and above; dev_share is held out",
+    ] = None
     calibration: Annotated[
         Inputs | None, "scale and shift these statistics, or `heads`, by depth, as these traces say"
     ] = None

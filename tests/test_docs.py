@@ -241,6 +241,9 @@ def run_documented(words: list[str], folders: dict[str, str], root: Path) -> Non
         answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], folders, root)
         others = ["responses=" + config.quoted(str(answers)), "hidden=true"]
         folders["OTHER_TRACES"] = str(call("data_gen.traces", others, folders, root))
+    if "GREEDY_RESPONSES" in " ".join(arguments):
+        greedy = ["prompts=toy_instruct", "sampling.temperature=0"]
+        folders["GREEDY_RESPONSES"] = str(call("data_gen.responses", greedy, folders, root))
     if "responses=ANSWERS" in arguments:
         (root / "answers.jsonl").write_text((json.dumps(ANSWER) + "\n") * 3)
         folders["ANSWERS"] = str(root / "answers.jsonl")

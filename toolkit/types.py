@@ -229,6 +229,38 @@ class Match:
 
 
 @dataclass(frozen=True)
+class Children:
+    """What a draft says of C candidates at W nodes of every row: its most probable tokens, in order.
+
+    probs    [B, W, C] float64, of the distribution that the draft samples from; at temperature 0 of the unwarped one
+    entropy  [B, W] of it, nats
+    real     [B, W, C] bool: the vocabulary has so many tokens
+    greedy   whether the temperature is 0
+    """
+
+    probs: Tensor
+    entropy: Tensor
+    real: Tensor
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The M best nodes of a tree that grows, best first.
+
+    depth     levels so far
+    survival  [B, M] float64, the probability to enter the text; 0: not a node
+    depths    [B, M] the level of each
+    newest    [B, M] bool: it is of the last level, so that the draft may read it next
+    """
+
+    depth: int
+    survival: Tensor
+    depths: Tensor
+    newest: Tensor
+
+
+@dataclass(frozen=True)
 class Proposal:
     """What goes to the target: a tree of drafted tokens per row, as flat arrays.
 

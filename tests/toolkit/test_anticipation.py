@@ -35,6 +35,8 @@ def policies():
             policy = config.instantiate({**settings, "_partial_": True})(estimator=ConstantScore())
         else:
             policy = config.instantiate(settings)
+        if policy.chooses_nodes:  # nothing is drawn: tests/toolkit/test_best_first.py
+            continue
         if not policy.reads_matches:
             proposers = BlockProposer(), ChainProposer()
         elif policy.needs_draft_model:

@@ -61,6 +61,7 @@ class Free(StoppingPolicy):
     reads_matches: bool = False
     uses_history: bool = False
     plans_copies: bool = False
+    chooses_nodes: bool = False
 
     def init(self, num_rows, device):
         return {"rounds": torch.zeros(num_rows, device=device)}
@@ -68,6 +69,12 @@ class Free(StoppingPolicy):
     def begin(self, live, state):
         copies = self.plans_copies and self.needs_draft_model
         return state, live & (state["rounds"] == 0) & (not copies)
+
+    def judge(self, children):
+        return torch.full_like(children.probs, 0.5)
+
+    def choose(self, nodes, state):
+        return state, torch.full_like(nodes.depths[:, 0], 9), nodes.newest
 
 
 class Begins(Free):
@@ -97,12 +104,17 @@ class Plans(Free):
         return state, available.clamp(max=1)
 
 
+class Chooses(Free):
+    def choose(self, nodes, state):
+        return state, torch.ones_like(nodes.depths[:, 0]), nodes.newest
+
+
 class Observes(Free):
     def observe(self, proposal, verdict, state):
         return {"rounds": state["rounds"] + 1}
 
 
-PROBES = dict(zip(HOOKS, (Begins, Reads, Steps, Sends, Plans, Observes), strict=True))
+PROBES = dict(zip(HOOKS, (Begins, Reads, Steps, Sends, Plans, Chooses, Observes), strict=True))
 
 
 def method_of(kind, policy_class, hook=None):
@@ -110,8 +122,10 @@ def method_of(kind, policy_class, hook=None):
     shipped = [config.method(name) for name in config.choices("method")]
     method = next((method for method in shipped if type(method.proposer) is kind), None)
     method = method or Method("probe", Fixed(1), get("rejection"), kind())
+    proposer = method.proposer
+    chooses = proposer.chooses_nodes or hook == "choose"
     policy = policy_class(
-        method.proposer.needs_draft_model, method.proposer.shows_matches, hook == "observe", hook == "plan"
+        proposer.needs_draft_model, proposer.shows_matches, hook == "observe", hook == "plan", chooses
     )
     pair = block_pair(3, vocab_size=3) if kind is BlockProposer else table_pair()
     return replace(method, policy=policy, min_drafted=0, max_drafted=4), pair

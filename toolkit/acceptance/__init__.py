@@ -1,5 +1,6 @@
 """Acceptance prediction: heads, estimators, calibration."""
 
+from toolkit.acceptance.candidates import CandidateEstimator
 from toolkit.acceptance.estimators import ConfidenceEstimator as Confidence
 from toolkit.acceptance.estimators import HeadEstimator, PrereadEstimator
 from toolkit.acceptance.head import AcceptanceHead
@@ -9,6 +10,6 @@ from toolkit.acceptance.preread import PrereadHead
 from toolkit.acceptance.statistics import StatisticsEstimator
 
 __all__ = [
-    "AcceptanceHead", "Confidence", "HeadEstimator", "MatchEstimator", "OnlineLogistic", "PrereadEstimator", "PrereadHead",
-    "StatisticsEstimator",
+    "AcceptanceHead", "CandidateEstimator", "Confidence", "HeadEstimator", "MatchEstimator", "OnlineLogistic",
+    "PrereadEstimator", "PrereadHead", "StatisticsEstimator",
 ]  # fmt: skip

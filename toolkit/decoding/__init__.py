@@ -5,6 +5,7 @@ from toolkit.decoding.decode import Decoded, decode, decode_measured
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers import (
     BeamChainProposer,
+    BestFirstProposer,
     BestSourceProposer,
     BlockProposer,
     ChainProposer,
@@ -21,6 +22,7 @@ from toolkit.sampling import Sampling
 __all__ = [
     "BeamChainProposer",
     "Beams",
+    "BestFirstProposer",
     "BestSourceProposer",
     "BlockProposer",
     "ChainProposer",

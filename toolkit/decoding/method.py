@@ -64,6 +64,11 @@ class Method:
             raise InputError(
                 f"method {self.name}: {policy} decides for the rows of a batch together, which only chains do; got {proposer}"
             )
+        if self.policy.chooses_nodes != self.proposer.chooses_nodes:
+            raise InputError(
+                f"method {self.name}: a policy that chooses nodes (tree_rate) and the proposer best_first need each other, got "
+                f"{policy} and {proposer}"
+            )
         if self.policy.uses_history and "observe" not in self.proposer.obeys:
             raise InputError(
                 f"method {self.name}: {policy} learns from rounds of chains, and {proposer} has none; expected a policy "

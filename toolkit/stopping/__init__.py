@@ -21,6 +21,7 @@ from toolkit.stopping.rate import Rate
 from toolkit.stopping.survival import Survival
 from toolkit.stopping.svip import Svip
 from toolkit.stopping.tail import Tail
+from toolkit.stopping.tree_rate import TreeRate
 
 __all__ = [
     "AdaEdl",
@@ -46,4 +47,5 @@ __all__ = [
     "Svip",
     "Tail",
     "Thresholded",
+    "TreeRate",
 ]

@@ -14,12 +14,20 @@ from torch import Tensor
 
 from toolkit.engine.device import tensor_on
 from toolkit.errors import InputError
-from toolkit.types import Drafted, Match, Step, Verified
+from toolkit.types import Children, Drafted, Match, Nodes, Step, Verified
 
 State = dict[str, Tensor]
 
 # What a policy decides or learns by, and the attribute that says whether it does so at all (None: it always does).
-HOOKS = {"begin": None, "read": "reads", "step": None, "sent": None, "plan": "plans_copies", "observe": "uses_history"}
+HOOKS = {
+    "begin": None,
+    "read": "reads",
+    "step": None,
+    "sent": None,
+    "plan": "plans_copies",
+    "choose": "chooses_nodes",
+    "observe": "uses_history",
+}
 
 
 class StoppingPolicy:
@@ -39,6 +47,7 @@ class StoppingPolicy:
     reads_context      True: its state holds `context`, the tokens of the row's prompt and text before the round [B] float,
                        which the loop writes there (`in_context`)
     plans_copies       True: it chooses how many copied tokens are sent, all of which are known (`plan`)
+    chooses_nodes      True: it chooses among the draft's most probable tokens, which nobody has drawn (`judge`, `choose`)
     couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
                        distribution, independently of the others, but which text it gets depends on the batch
     passes_on          True: the hooks of this class (not of those derived from it) only pass on what the policies that it
@@ -52,6 +61,7 @@ class StoppingPolicy:
     reads_matches: ClassVar[bool] = False
     reads_context: ClassVar[bool] = False
     plans_copies: ClassVar[bool] = False
+    chooses_nodes: ClassVar[bool] = False
     uses_history: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = False
     passes_on: ClassVar[bool] = False
@@ -104,6 +114,16 @@ class StoppingPolicy:
         live       rows that may draft this round [B] bool, as in `begin`
         """
         return state, available
+
+    def judge(self, children: Children) -> Tensor:
+        """P(each candidate is accepted | its parent is, and no candidate before it was) [B, W, C]: only if `chooses_nodes`."""
+        raise NotImplementedError
+
+    def choose(self, nodes: Nodes, state: State) -> tuple[State, Tensor, Tensor]:
+        """The new state once a level's candidates are among the nodes, how many of the best are sent if the tree ends here
+        [B], and which of the newest the draft reads next [B, M]. Called instead of `read` and `step` if `chooses_nodes`.
+        """
+        raise NotImplementedError
 
     def sent(self, num_drafted: Tensor, state: State) -> Tensor:
         """How many of the drafted tokens [B] go to the target, once all rows have drafted: all, unless a policy ranks rows.

@@ -11,7 +11,7 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import Drafted, Match, Step, Verified
+from toolkit.types import Children, Drafted, Match, Nodes, Step, Verified
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,17 @@ class Bounded(StoppingPolicy):
         available = available.clamp(max=self.limit)
         state, length = self.policy.plan(match, available, live, state)
         return state, torch.maximum(length, available.clamp(max=self.min_drafted))
+
+    @property
+    def chooses_nodes(self) -> bool:  # type: ignore[override]
+        return self.policy.chooses_nodes
+
+    def judge(self, children: Children) -> Tensor:
+        return self.policy.judge(children)
+
+    def choose(self, nodes: Nodes, state: State) -> tuple[State, Tensor, Tensor]:
+        state, num_sent, read = self.policy.choose(nodes, state)
+        return state, num_sent.clamp(min=self.min_drafted), read
 
     def foresee(self, step: Step) -> Tensor | None:
         return self.policy.foresee(step)

@@ -10,7 +10,7 @@ import torch
 
 from tests.toolkit.stopping.test_policies import DrawnScores, ReadScore, go_on, named, step_of, verdict_of
 from toolkit import config, stopping
-from toolkit.acceptance import OnlineLogistic
+from toolkit.acceptance import CandidateEstimator, OnlineLogistic
 from toolkit.config.notes import Interval, notes
 from toolkit.errors import InputError
 from toolkit.stopping import (
@@ -27,6 +27,7 @@ from toolkit.stopping import (
     Survival,
     Svip,
     Tail,
+    TreeRate,
 )
 from toolkit.types import DraftStep, Match, Proposal, Verdict
 
@@ -52,6 +53,7 @@ SAYS = {  # limit, reads, uses_history, reads_states, needs_draft_model, couples
     "survival": (None, False, False, True, True, False),
     "svip": (None, False, False, False, True, False),
     "tail": (None, False, False, False, True, False),
+    "tree_rate": (None, False, True, False, True, False),
 }
 
 
@@ -110,7 +112,8 @@ NEEDED = {"estimator": DrawnScores(), "copies": DrawnScores(), "policy": Always(
 )
 def test_every_setting_is_refused_outside_its_range(kind, field):
     hints = typing.get_type_hints(kind, include_extras=True)
-    needed = NEEDED | ({"estimator": OnlineLogistic()} if kind is OnlineRate else {})
+    own = {OnlineRate: OnlineLogistic(), TreeRate: CandidateEstimator()}
+    needed = NEEDED | ({"estimator": own[kind]} if kind in own else {})
     given = {name: value for name, value in needed.items() if name in hints}
     where = "" if kind is Bounded else r"policy\."
     for interval in (note for note in notes(hints[field]) if isinstance(note, Interval)):

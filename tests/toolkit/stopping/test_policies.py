@@ -89,7 +89,10 @@ def verdict_of(num_drafted: int, length: int) -> tuple[Proposal, Verdict]:
     return proposal, Verdict(tokens, count, count, count == drafted, yes)
 
 
-@pytest.mark.parametrize("name", config.choices("stopping"))
+LINEAR = [name for name in config.choices("stopping") if not named(name).chooses_nodes]  # trees: test_best_first.py
+
+
+@pytest.mark.parametrize("name", LINEAR)
 class TestEveryPolicy:
     def test_state_is_per_row(self, name):
         """Rows of a batch of three behave like three batches of one; those that decide together: test_batch_rate.py."""

@@ -30,8 +30,8 @@ from toolkit.verification import TextRule
 POLICIES = [
     name
     for name in config.choices("stopping")
-    if not name.startswith("batch_") and name not in ("lookup_rate", "best_source", "block_budget")
-]  # a batch's: tests/analysis/loads; of copies: tests/toolkit/test_prompt_lookup.py; best_source: below
+    if not name.startswith("batch_") and name not in ("lookup_rate", "best_source", "block_budget", "tree_rate")
+]  # trees are live; a batch's: tests/analysis/loads; of copies: tests/toolkit/test_prompt_lookup.py; best_source: below
 SAMPLINGS = {
     "sampled": Sampling(temperature=1.0, max_new_tokens=40),
     "greedy": Sampling(temperature=0.0, max_new_tokens=40),

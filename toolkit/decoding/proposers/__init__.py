@@ -2,6 +2,7 @@
 
 from toolkit.decoding.proposers.base import DraftContext, Proposer, TextProposer
 from toolkit.decoding.proposers.beam_chain import BeamChainProposer
+from toolkit.decoding.proposers.best_first import BestFirstProposer
 from toolkit.decoding.proposers.best_source import BestSourceProposer
 from toolkit.decoding.proposers.block import BlockProposer
 from toolkit.decoding.proposers.chain import ChainProposer
@@ -12,6 +13,7 @@ from toolkit.decoding.proposers.tree import TreeProposer
 
 __all__ = [
     "BeamChainProposer",
+    "BestFirstProposer",
     "BestSourceProposer",
     "BlockProposer",
     "ChainProposer",

@@ -77,6 +77,7 @@ class Proposer(ABC):
                         have nothing to look at
     keeps_history       True: its steps know the positions before them (`Step.history`), for heads that read those
     shows_matches       True: its steps of copied tokens say where these come from (`Step.match`)
+    chooses_nodes       True: its nodes are the policy's choice (`StoppingPolicy.choose`)
     shows_live_rows     True: its steps say which rows are drafting (`Step.live`), for policies that decide for a batch
     reads_grammars      True: it drafts along the rows' grammars
     reads_blocks        True: it reads a draft that gives a block per forward pass; False: one that gives a token
@@ -86,6 +87,7 @@ class Proposer(ABC):
     uses_all_drafts: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = True
     shows_matches: ClassVar[bool] = False
+    chooses_nodes: ClassVar[bool] = False
     shows_live_rows: ClassVar[bool] = False
     reads_blocks: ClassVar[bool] = False
     reads_grammars: ClassVar[bool] = False
