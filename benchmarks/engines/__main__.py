@@ -28,6 +28,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import diagnose
 from analysis.loads.engine_answers import ask_xllamacpp
 from analysis.loads.exports import write_exports
 from benchmarks.engines.counts import FirstOccurrence, decoded, read_answers, replayed
@@ -272,7 +273,8 @@ def write_page(work: Work) -> None:
             sampling = Sampling(float(temperature), max_new_tokens=work.tokens - 1)
             rounds, tokens = decoded(pair, answers, method, sampling)
             replay = replayed(pair, answers, method, sampling, work.folder / "traces")
-            compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens))
+            why = diagnosis(work, name, path) if name in work.drafts else ""
+            compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens, why))
     tables = (
         [summed_table("llama.cpp, standalone", summed(work))]
         if answers_of(work.answers("llamacpp", "standalone", 0))
@@ -287,6 +289,16 @@ def write_page(work: Work) -> None:
     path = write_text(work.folder / "page.md", page(compared, facts, tables))
     print(path.read_text("utf-8"))
     print(f"page: {path}")
+
+
+def diagnosis(work: Work, name: str, path: Path) -> str:
+    """The sentence of `analysis.diagnose` for vLLM's answers, whose drafts are greedy at any temperature."""
+    words = [f"responses={path}", f"pair.target={work.target}", f"pair.draft={work.drafts[name]}"]
+    try:
+        folder = diagnose.run(config.compose("diagnose", [*words, f"paths.root_dir={work.folder}"]))
+    except InputError as error:  # too few rounds
+        return f"no diagnosis ({error})"
+    return str(read_json(folder / "diagnosis.json")["sentence"])
 
 
 def summed(work: Work) -> list[Summed]:

@@ -1,4 +1,4 @@
-"""Drafts of the toy target that read its states: begun as ours are, and taught some texts in seconds, so that they are accepted."""
+"""Drafts of the toy target that read its states: begun as ours are, and taught some texts, so that they are accepted."""
 
 import torch
 from torch.nn.functional import cross_entropy

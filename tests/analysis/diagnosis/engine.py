@@ -208,7 +208,9 @@ class BlockEngine(StatesEngine):
     def round(self, ids, states, newest):
         first = max(newest + 1 - self.window, 0) if self.window else 0
         context = self.draft.context(states[None, first:newest], torch.arange(first, newest)[None])
-        turned = self.draft.rotary_emb.register_forward_pre_hook(lambda _, args: (args[0], args[1] + self.shift + first))
+        turned = self.draft.rotary_emb.register_forward_pre_hook(
+            lambda _, args: (args[0], args[1] + self.shift + first)
+        )
         with turned:
             final = self.draft(torch.tensor([[ids[newest]]]), torch.tensor([[newest - first]]), context)[0, 0]
         drafted, before = [], ids[newest]

@@ -26,7 +26,7 @@ from toolkit.sampling import Sampling, first_maximum
 
 TEXTS = (0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2)  # temperatures, times what they should be
 DRAFTS = (0.5, 0.7, 1.4, 2)
-TOP_P = (0.95, 0.9, 0.8)
+TOP_P = (0.95, 0.9, 0.8, 0.7, 0.5)
 
 
 def causes(case: Case) -> list[Cause]:
