@@ -57,6 +57,10 @@ def run(cfg: keys.Diagnose) -> Path:
     result = read_json(stage.folder / "diagnosis.json")
     if lines := result["left_out"]:
         print(f"left out: {len(lines)} answers, first {lines[0]}")
+    if (beyond := result.get("beyond_end", {})).get("tokens"):
+        print(
+            f"{beyond['tokens']} accepted tokens were counted after the end of {beyond['texts']} texts; they are left out"
+        )
     for line in (result["sentence"], *(f"set: {setting}" for setting in result["set"])):
         print(line)
     return stage.folder

@@ -229,8 +229,9 @@ class Replay:
         texts = [self.texts[row] for row in self.rows]
         contexts = list(map(self.cause.context, texts))
         lengths = list(map(len, self.held))
-        for row, context in zip(self.rows, contexts, strict=True):
-            lengths[row] = shared(self.held[row], context[:-1])
+        for row, text, context in zip(self.rows, texts, contexts, strict=True):
+            again = self.states is not None and len(context) < len(whole_context(text))  # equal tokens, other states
+            lengths[row] = 0 if again else shared(self.held[row], context[:-1])
         self.session.truncate(lengths)
         self.session.reserve(max(map(len, contexts)) + depth)
         if self.states is not None:
