@@ -47,7 +47,7 @@ class Explanation:
     """
 
     causes: list[Cause]
-    accepted: Array
+    accepted: Array | Accepted
     equal: int
     likelihood: Array
     tested: Array | None = None

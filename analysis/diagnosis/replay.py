@@ -115,7 +115,8 @@ def _replayed(
 def _session(draft: Any, answers: Sequence[Answer], along: AlongTexts | None) -> Session:
     """A draft's session; of one that reads states with a target's, which reads nothing: its states are written there."""
     rows, capacity = len(answers), max(answer.length for answer in answers)
-    target = along and open_session(along.target, rows, capacity, kept_layers=draft.target_layers)
+    layers = () if along is None else draft.target_layers
+    target = None if along is None else open_session(along.target, rows, capacity, kept_layers=layers)
     session = open_session(draft, rows, capacity, target=target)
     session.clips_tokens = True  # the target may have more of them
     return session
@@ -249,8 +250,8 @@ class Replay:
         """Write the target's states of the contexts, ends of the texts so far, where the draft's session reads them."""
         target: Any = self.session.target  # type: ignore[attr-defined]
         if target.states is None:
-            size = target.index.num_rows, target.index.capacity + 1, 1, states[0].shape[1]
-            target.states = states[0].new_zeros(size)
+            rows, slots = target.index.num_rows, target.index.capacity + 1
+            target.states = states[0].new_zeros(rows, slots, 1, states[0].shape[1])
         for row, text, context in zip(self.rows, texts, contexts, strict=True):
             first, size = len(whole_context(text)) - len(context), len(context) - 1
             target.states[row, :size, 0] = states[row][first : first + size]
