@@ -4,7 +4,8 @@ The draft is replayed along the engine's own texts (`analysis.diagnosis.replay`)
 the engine counted. Where they differ, each cause of the draft's kind changes the replay by one mistake, and the likelihood of
 the counts says which one explains them (`analysis.diagnosis.compare`). `diagnosis.json` holds all of it.
 
-Covered are drafts that are models of their own and draft greedily; the target is not loaded.
+The target is loaded for drafts that read its states, and above temperature 0, where drafts are drawn and acceptance is a
+probability.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,19 +27,20 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from analysis import keys
-from analysis.diagnosis.answers import Answer, read_answers
-from analysis.diagnosis.compare import explanations
-from analysis.diagnosis.replay import expected, num_passes
+from analysis.diagnosis.along import AlongTexts
+from analysis.diagnosis.answers import Answer, beyond_end, read_answers
+from analysis.diagnosis.compare import explanations, sampled_explanations
+from analysis.diagnosis.replay import Terms, expected, num_passes, sampled_terms
 from analysis.diagnosis.sentence import of_rounds, of_sums
 from analysis.tables.bootstrap import FEWEST, Bootstrap
 from toolkit.config import instantiate, plain
 from toolkit.drafts import kind_of
-from toolkit.drafts.causes import AS_IT_SHOULD_BE, Case, Cause
+from toolkit.drafts.causes import AS_IT_SHOULD_BE, Case, Cause, sampled
 from toolkit.drafts.folders import kind_in
 from toolkit.engine.facts import max_positions, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
-from toolkit.models.pair import load_draft, resolve
+from toolkit.models.pair import ModelPair, load_draft, resolve
 from toolkit.models.remote import remote_pair
 from toolkit.runs.stage import MANIFEST, config_as_written, open_stage, read_manifest
 from toolkit.sampling import Sampling
@@ -48,7 +49,7 @@ FEWEST_ROUNDS = 40
 
 
 def run(cfg: keys.Diagnose) -> Path:
-    _check_covered(cfg, instantiate(cfg.sampling))
+    _check_settings(cfg, instantiate(cfg.sampling))
     stage = open_stage("diagnose", cfg, inputs=[cfg.responses])
     if not stage.finished:
         write_json(stage.folder / "diagnosis.json", _diagnosed(cfg))
@@ -56,16 +57,17 @@ def run(cfg: keys.Diagnose) -> Path:
     result = read_json(stage.folder / "diagnosis.json")
     if lines := result["left_out"]:
         print(f"left out: {len(lines)} answers, first {lines[0]}")
+    if (beyond := result.get("beyond_end", {})).get("tokens"):
+        print(
+            f"{beyond['tokens']} accepted tokens were counted after the end of {beyond['texts']} texts; they are left out"
+        )
     for line in (result["sentence"], *(f"set: {setting}" for setting in result["set"])):
         print(line)
     return stage.folder
 
 
-def _check_covered(cfg: keys.Diagnose, sampling: Sampling) -> None:
-    """Raises InputError for what is not covered, and for texts of toolkit.decode that were drawn otherwise."""
-    kind = kind_in(None if cfg.pair.draft is None else resolve(cfg.pair.draft))
-    if kind.reads_target or kind.forwards == "block":
-        raise InputError(f"pair.draft: expected a draft that is a model of its own, got {kind.phrase}: not covered yet")
+def _check_settings(cfg: keys.Diagnose, sampling: Sampling) -> None:
+    """Raises InputError for drafts that are not there, and for texts of toolkit.decode that were drawn otherwise."""
     for other in cfg.others:
         resolve(other)
     folder = Path(cfg.responses).parent
@@ -74,55 +76,105 @@ def _check_covered(cfg: keys.Diagnose, sampling: Sampling) -> None:
         for name in ("temperature", "repetition_penalty"):
             if recorded[name] != (value := getattr(sampling, name)):
                 raise InputError(f"sampling.{name}: the texts were decoded with {recorded[name]}, not {value}")
-    if sampling.temperature != 0:
-        raise InputError(
-            f"sampling.temperature: expected 0, got {sampling.temperature:g}: sampled drafts are not covered yet; for an "
-            "engine that drafts greedily say 0, whatever the target's temperature"
-        )
 
 
 def _diagnosed(cfg: keys.Diagnose) -> dict[str, Any]:
-    pair, sampling = remote_pair(plain(cfg.pair)), instantiate(cfg.sampling)
-    answers, left_out = read_answers(Path(cfg.responses), pair)
-    draft = instantiate(cfg.draft)
-    answers = _replayable(cfg, answers, max_positions(draft))
+    sampling, bootstrap = instantiate(cfg.sampling), Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    kind = kind_in(None if cfg.pair.draft is None else resolve(cfg.pair.draft))
+    loaded = kind.reads_target or sampling.temperature > 0  # the target is
+    pair = instantiate(cfg.pair) if loaded else remote_pair(plain(cfg.pair))
+    every, left_out = read_answers(Path(cfg.responses), pair)
+    draft = pair.draft if loaded else instantiate(cfg.draft)
+    answers = _replayable(cfg, every, max_positions(draft))
+    along = AlongTexts(pair.target, answers) if loaded else None
     undrafted = [token for token in pair.unshared if token < vocab_size(draft)]
     replay = partial(expected, draft, answers=answers, sampling=sampling, undrafted=undrafted)
-    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    if kind.reads_target:
+        replay = partial(replay, along=along)
     if answers[0].sums is not None:
+        if sampling.temperature:
+            raise InputError("sampling.temperature: expected 0 for answers with sums alone, or counts by round")
         with tqdm(unit="token", unit_scale=True) as bar:
             result = of_sums(answers, replay(AS_IT_SHOULD_BE, progress=bar.update), bootstrap)
         return {**result, "left_out": left_out}
+    causes = _causes(cfg, draft, pair, answers, sampling)
+    rounds, passes = _table(answers), num_passes(answers, draft)
+    if along is None or not sampling.temperature:
+        several = explanations(rounds, _replays(rounds, causes, passes, replay))
+    else:
+        logits = along.logits(pair, sampling)
+        terms = partial(
+            sampled_terms, draft, answers=answers, sampling=sampling, fit=pair.fit, along=along, logits=logits
+        )
+        several = sampled_explanations(rounds, _sampled_replays(rounds, causes, passes, terms))
+    return {**of_rounds(rounds, several, bootstrap), "beyond_end": beyond_end(every), "left_out": left_out}
+
+
+def _causes(
+    cfg: keys.Diagnose, draft: Any, pair: ModelPair, answers: Sequence[Answer], sampling: Sampling
+) -> list[Cause]:
+    """The causes of the draft's kind, of sampled drafts, and of the drafts in `others`."""
     prompts, longest = [answer.prompt_ids for answer in answers], max(answer.length for answer in answers)
-    case = Case(draft, pair.tokenizer, prompts, longest, sampling, cfg.windows)
+    case = Case(draft, pair.tokenizer, prompts, longest, sampling, cfg.windows, pair.target)
     kind = kind_of(draft)
     causes: list[Cause] = [] if kind.causes is None else kind.part("causes")(case)
-    causes += [
-        Cause(f"the draft's weights are those of {folder}", "the draft's folder", draft=partial(_other, cfg, folder))
+    if sampling.temperature:
+        causes += sampled.causes(case)
+    target = pair.target if kind.reads_target else cfg.pair.target
+    return causes + [
+        Cause(
+            f"the draft's weights are those of {folder}",
+            "the draft's folder",
+            draft=partial(_other, cfg, folder, target),
+        )
         for folder in cfg.others
     ]
-    rounds = _table(answers)
-    several = explanations(rounds, _replays(rounds, causes, num_passes(answers), replay))
-    return {**of_rounds(rounds, several, bootstrap), "left_out": left_out}
 
 
 def _replays(
     rounds: pd.DataFrame, causes: Sequence[Cause], passes: int, replay: Callable[..., list[list[int]]]
 ) -> dict[Cause, np.ndarray[Any, np.dtype[np.int64]]]:
     """Accepted tokens of every round as it should be, and under every cause if some round is not."""
-    started, size = perf_counter(), int(rounds.drafted.sum())
-    about = f"{len(rounds)} rounds of {rounds.text.nunique()} answers"
-    print(f"diagnose: {about}, {passes} draft forward passes", file=sys.stderr)
-    with tqdm(total=size, unit="token", unit_scale=True) as bar:
+    with _progress(rounds, passes) as bar:
         replays = {AS_IT_SHOULD_BE: np.concatenate(replay(AS_IT_SHOULD_BE, progress=bar.update))}
         if (replays[AS_IT_SHOULD_BE] != rounds.accepted).any():
-            minutes = (perf_counter() - started) / 60 * len(causes)
-            line = f"{len(causes)} causes, {passes * len(causes)} draft forward passes, about {minutes:.1f} minutes"
-            bar.write(f"diagnose: {line}; more for contexts that are cut", file=sys.stderr)
-            bar.total = size * (len(causes) + 1)
+            _announce(bar, len(causes), len(causes), passes)
             for cause in causes:
                 replays[cause] = np.concatenate(replay(cause, progress=bar.update))
     return replays
+
+
+def _sampled_replays(
+    rounds: pd.DataFrame, causes: Sequence[Cause], passes: int, terms: Callable[..., list[Terms]]
+) -> dict[Cause, Terms]:
+    """The terms of every round as it should be, and under every cause: those of the same forward passes together."""
+    groups: dict[tuple[Any, ...], list[Cause]] = {}
+    for cause in (AS_IT_SHOULD_BE, *causes):
+        groups.setdefault(cause.passes, []).append(cause)
+    replays: dict[Cause, Terms] = {}
+    with _progress(rounds, passes) as bar:
+        for group in groups.values():
+            replays |= zip(group, terms(causes=group, progress=bar.update), strict=True)
+            if AS_IT_SHOULD_BE in group:
+                _announce(bar, len(causes), len(groups) - 1, passes)
+    return replays
+
+
+def _progress(rounds: pd.DataFrame, passes: int) -> Any:
+    """A bar of drafted tokens, after what one replay takes."""
+    print(
+        f"diagnose: {len(rounds)} rounds of {rounds.text.nunique()} answers, {passes} draft forward passes",
+        file=sys.stderr,
+    )
+    return tqdm(total=int(rounds.drafted.sum()), unit="token", unit_scale=True)
+
+
+def _announce(bar: Any, num_causes: int, num_replays: int, passes: int) -> None:
+    """Say what the causes take, after the first replay."""
+    minutes = bar.format_dict["elapsed"] / 60 * num_replays
+    line = f"{num_causes} causes, {passes * num_replays} draft forward passes, about {minutes:.1f} minutes"
+    bar.write(f"diagnose: {line}; more for contexts that are cut", file=sys.stderr)
+    bar.total *= num_replays + 1
 
 
 def _replayable(cfg: keys.Diagnose, answers: Sequence[Answer], longest: int) -> list[Answer]:
@@ -155,6 +207,6 @@ def _table(answers: Sequence[Answer]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["text", "start", "drafted", "accepted", "third", "category"])
 
 
-def _other(cfg: keys.Diagnose, folder: str, _: Any) -> Any:
+def _other(cfg: keys.Diagnose, folder: str, target: Any, _: Any) -> Any:
     """The draft of another folder."""
-    return load_draft(folder, cfg.pair.device, cfg.pair.dtype, target=cfg.pair.target)
+    return load_draft(folder, cfg.pair.device, cfg.pair.dtype, target=target)

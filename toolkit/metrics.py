@@ -112,3 +112,14 @@ def request_counts(rounds: Sequence[Round], longest: int) -> dict[str, Any]:
         "per_step_accepted": accepted,
         "per_step_drafted": drafted,
     }
+
+
+def acceptance_floor(acceptance: NDArray[np.float64], divergence: NDArray[np.float64]) -> float:
+    """What a draft's mean acceptance is at least, after its target has moved; 0 or less: nothing is known.
+
+    acceptance [n]  alpha = sum min(p, q) of the old target p, at tokens of the *new* target's texts
+    divergence [n]  KL of the two targets at the same tokens, in nats, either way round; infinite at temperature 0
+
+    By Pinsker's inequality: sum min(p', q) >= sum min(p, q) - TV(p', p) >= alpha - sqrt(KL / 2) after every context.
+    """
+    return float(np.mean(acceptance - np.sqrt(divergence / 2)))

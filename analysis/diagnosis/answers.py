@@ -11,7 +11,7 @@ K + 1 tokens follow its start (K: the most that a round of the file drafted), so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -29,13 +29,17 @@ ASK = "vLLM: ask with return_token_ids=true"
 
 @dataclass(frozen=True)
 class Answer:
-    """A text with its rounds (tokens before it, drafted and accepted ones), or the sums of drafted and accepted tokens."""
+    """A text with its rounds (tokens before it, drafted and accepted ones), or the sums of drafted and accepted tokens.
+
+    beyond  accepted tokens that it does not hold: its rounds counted them after its end
+    """
 
     prompt_ids: list[int]
     token_ids: list[int]
     rounds: list[tuple[int, int, int]]
     sums: tuple[int, int] | None = None
     category: str = ""
+    beyond: int = 0
 
     @property
     def length(self) -> int:
@@ -80,6 +84,11 @@ def whole_rounds(answer: Answer, most: int) -> list[tuple[int, int, int]]:
     return [each for each in answer.rounds if each[1] and each[0] + most + 1 <= len(answer.token_ids)]
 
 
+def beyond_end(answers: Sequence[Answer]) -> dict[str, int]:
+    """Accepted tokens that were counted after the end of their text, and how many texts have such."""
+    return {"tokens": sum(answer.beyond for answer in answers), "texts": sum(answer.beyond > 0 for answer in answers)}
+
+
 def _answer(entry: dict[str, Any], pair: ModelPair) -> Answer:
     if entry.get("error"):
         raise Unusable("it ended with an error")
@@ -93,7 +102,8 @@ def _answer(entry: dict[str, Any], pair: ModelPair) -> Answer:
         raise Unusable("its prompt or its text is empty")
     if rounds and "rounds" not in entry and (end := rounds[-1][0] + rounds[-1][2] + 1) < len(tokens):
         raise Unusable(f"its rounds make {end} of {len(tokens)} tokens: some that drafted nothing are not listed")
-    return Answer(prompt, tokens, rounds, sums, str(entry.get("category") or ""))
+    beyond = max(rounds[-1][0] + rounds[-1][2] - len(tokens), 0) if rounds else 0
+    return Answer(prompt, tokens, rounds, sums, str(entry.get("category") or ""), beyond)
 
 
 def _counted(entry: dict[str, Any]) -> Iterator[tuple[int, int, int]]:

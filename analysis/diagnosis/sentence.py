@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pandas as pd
 
 from analysis.diagnosis.answers import Answer
 from analysis.diagnosis.compare import EXPLAINS, Explanation, best_of
-from analysis.loads.engine_counts import counts_of
+from analysis.loads.engine_counts import PositionCounts, counts_of
 from analysis.tables.bootstrap import Array, Bootstrap, brackets
 
 
@@ -18,10 +19,13 @@ def of_rounds(rounds: pd.DataFrame, several: Sequence[Explanation], bootstrap: B
     """What `diagnosis.json` holds of counts by round; the first explanation is the draft as it should be."""
     right, best = several[0], best_of(rounds, several)
     named = [] if best is None or best is right else best.causes
-    rounds = rounds.assign(expected=right.accepted, equal=rounds.accepted == right.accepted)
+    sampled, columns = right.sampled, ["accepted", "expected"]
+    rounds = rounds.assign(expected=right.accepted)
+    if not sampled:
+        rounds, columns = rounds.assign(equal=rounds.accepted == right.accepted), [*columns, "equal"]
     others = sorted(several[1:], key=lambda each: -each.likelihood.sum())
-    positions = by_position(rounds, bootstrap)
-    groups = {name: rounds.groupby(name)[["accepted", "expected", "equal"]] for name in ("third", "category")}
+    positions = by_position(rounds, right.tested, bootstrap)
+    groups = {name: rounds.groupby(name)[columns] for name in ("third", "category")}
     tables = {name: group.mean().assign(rounds=group.size()).reset_index() for name, group in groups.items()}
     causes = [
         {
@@ -32,7 +36,9 @@ def of_rounds(rounds: pd.DataFrame, several: Sequence[Explanation], bootstrap: B
         for each in others
     ]
     return {
-        "sentence": sentence(rounds, right, best, others, gap(positions, rounds.text.nunique())),
+        "sentence": (sampled_sentence if sampled else sentence)(
+            rounds, right, best, others, gap(positions, rounds.text.nunique())
+        ),
         "explained": best is not None,
         "explained_by": [cause.meaning for cause in named],
         "set": [cause.setting for cause in named if cause.setting],
@@ -41,7 +47,7 @@ def of_rounds(rounds: pd.DataFrame, several: Sequence[Explanation], bootstrap: B
         "positions": positions,
         **{name: table.to_dict("records") for name, table in tables.items()},
         "causes": causes,
-        "different": rounds[~rounds.equal].drop(columns="equal").to_dict("records"),
+        "different": [] if sampled else rounds[~rounds.equal].drop(columns="equal").to_dict("records"),
     }
 
 
@@ -70,13 +76,44 @@ def sentence(
     )
 
 
-def by_position(rounds: pd.DataFrame, bootstrap: Bootstrap) -> list[dict[str, Any]]:
-    """P(accepted | all before it), counted and expected of the same rounds; low, high: of expected, paired with counted."""
+def sampled_sentence(
+    rounds: pd.DataFrame, right: Explanation, best: Explanation | None, others: Sequence[Explanation], position: str
+) -> str:
+    """The same above temperature 0: likelihood ratios in the place of equal rounds."""
+
+    def ratio(each: Explanation) -> str:
+        return f"{(each.likelihood - right.likelihood).sum():.1f}"
+
+    counts = f"{len(rounds)} rounds, {rounds.accepted.sum()} accepted tokens, expected {right.accepted.sum():.0f}"
+    if best is right or (best is not None and best.rounding):
+        return f"as it should be: {counts}"
+    if best is not None:
+        next_best = ratio(
+            max((right, *(each for each in others if each is not best)), key=lambda each: each.likelihood.sum())
+        )
+        return f"{position}; explained by: {best.name} (log-likelihood ratio {ratio(best)}; next best {next_best})"
+    closest = f"; {others[0].name}: log-likelihood ratio {ratio(others[0])}" if others else ""
+    count = sum(len(each.causes) for each in others)
+    return f"different, and none of the {count} causes explains it ({counts}{closest}); {position}"
+
+
+def by_position(rounds: pd.DataFrame, tested: Array | None, bootstrap: Bootstrap) -> list[dict[str, Any]]:
+    """P(accepted | all before it), counted and expected of the same rounds; low, high: of expected, paired with counted.
+
+    tested  of the expected explanation
+    """
     longest = int(rounds.drafted.max())
-    theirs, ours = (
-        counts_of([(part.drafted.tolist(), part[name].tolist()) for _, part in rounds.groupby("text")], longest)
-        for name in ("accepted", "expected")
-    )
+
+    def counted_in(name: str) -> PositionCounts:
+        parts = [(part.drafted.tolist(), part[name].tolist()) for _, part in rounds.groupby("text")]
+        return counts_of(parts, longest)
+
+    theirs = counted_in("accepted")
+    if tested is None:
+        ours = counted_in("expected")
+    else:
+        sums = np.stack([tested[part.index].sum(0) for _, part in rounds.groupby("text")])
+        ours = replace(theirs, accepted=sums)
 
     def shares(sums: Array) -> Array:
         counted, share = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]

@@ -29,6 +29,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis import diagnose
 from analysis.loads.engine_answers import ask_xllamacpp
 from analysis.loads.exports import write_exports
 from benchmarks.engines import matrix
@@ -278,7 +279,8 @@ def write_page(work: Work) -> None:
             sampling = Sampling(float(temperature), max_new_tokens=work.tokens - 1)
             rounds, tokens = decoded(pair, answers, method, sampling)
             replay = replayed(pair, answers, method, sampling, work.folder / "traces")
-            compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens))
+            why = diagnosis(work, name, path) if name in work.drafts else ""
+            compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens, why))
     sums = summed(work) if answers_of(work.answers("llamacpp", "standalone", 0)) else []
     tables = [summed_table("llama.cpp, standalone", sums)] if sums else []
     matrix.note(work.folder / "rows.csv", rows(compared, sums))
@@ -309,6 +311,16 @@ def rows(compared: Sequence[Compared], sums: Sequence[Summed]) -> list[dict[str,
         )
         lines.append(matrix.row("llama.cpp", "separate", "served", f"sums: {theirs}; here {ours}"))
     return lines
+
+
+def diagnosis(work: Work, name: str, path: Path) -> str:
+    """The sentence of `analysis.diagnose` for vLLM's answers, whose drafts are greedy at any temperature."""
+    words = [f"responses={path}", f"pair.target={work.target}", f"pair.draft={work.drafts[name]}"]
+    try:
+        folder = diagnose.run(config.compose("diagnose", [*words, f"paths.root_dir={work.folder}"]))
+    except InputError as error:  # too few rounds
+        return f"no diagnosis ({error})"
+    return str(read_json(folder / "diagnosis.json")["sentence"])
 
 
 def summed(work: Work) -> list[Summed]:

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
+from analysis.diagnosis.compare import explanations
+from analysis.diagnosis.sentence import of_rounds
 from analysis.tables.bootstrap import Bootstrap
 from benchmarks.engines.counts import Answer, Rounds, interval, positions, whole
+from toolkit.drafts.causes import AS_IT_SHOULD_BE
 from toolkit.errors import InputError
 
 FEWEST = 20  # rounds of one position, below which an interval over texts says nothing
@@ -37,6 +41,7 @@ class Compared:
     """One draft at one temperature: the engine's answers, the rounds of their replay, and the texts decoded here.
 
     tokens  of the decoded texts, after each answer's first one;  most  K
+    diagnosis  sentence of `analysis.diagnose`; "": that of these rounds, without causes
     """
 
     name: str
@@ -46,6 +51,24 @@ class Compared:
     replay: Sequence[Rounds]
     decoding: Sequence[Rounds]
     tokens: Sequence[Sequence[int]]
+    diagnosis: str = ""
+
+    def sentence(self) -> str:
+        """Why the engine accepts what it accepts, as `analysis.diagnose` says it."""
+        if self.diagnosis:
+            return f"{self.name}, T = {self.temperature}: {self.diagnosis}."
+        replay, theirs = self._whole()
+        texts = [(each, own) for each, own in zip(theirs, replay, strict=True) if own]
+        lines = [
+            (number, at, *served, kept)
+            for number, (rounds, own) in enumerate(texts)
+            for at, (served, (_, kept)) in enumerate(zip(rounds, own, strict=False))
+        ]
+        rounds = pd.DataFrame(lines, columns=["text", "start", "drafted", "accepted", "replay"])
+        rounds = rounds.assign(third=1, category="")
+        replays = {AS_IT_SHOULD_BE: rounds.pop("replay").to_numpy()}
+        result = of_rounds(rounds, explanations(rounds, replays), BOOTSTRAP)
+        return f"{self.name}, T = {self.temperature}: {result['sentence']}."
 
     def lines(self) -> list[str]:
         """The rows of the table."""
@@ -138,4 +161,5 @@ def page(compared: Sequence[Compared], facts: Sequence[str], tables: Sequence[st
         raise InputError("engines: expected at least one engine's answers, got none; run the steps before")
     rows = [line for each in compared for line in each.lines()]
     parts = ["# Engines beside this package", " ".join(facts), CONVENTION, "\n".join([HEAD, *rows])]
-    return "\n\n".join([*parts, *tables, "## Names", NAMES]) + "\n"
+    sentences = [f"- {each.sentence()}" for each in compared]
+    return "\n\n".join([*parts, "\n".join(sentences), *tables, "## Names", NAMES]) + "\n"

@@ -55,6 +55,10 @@ def test_a_replay_counts_what_vllm_counted_of_copies(temperature, tmp_path):
     assert engine[3:6] == replay_cells[3:6] and replay_cells[6] == "every round equal"
     other = replay[:1] + [[(start, drafted + 1, kept) for start, drafted, kept in rounds] for rounds in replay[1:]]
     assert "unexplained" in replace(compared, replay=other).lines()[2]
+    assert compared.sentence() == f"copies, T = {temperature}: as it should be: {total} of {total} rounds."
+    none = replace(compared, replay=[[(start, drafted, drafted - kept) for start, drafted, kept in r] for r in replay])
+    assert "none of the 0 causes explains it" in none.sentence()
+    assert replace(compared, diagnosis="why").sentence() == f"copies, T = {temperature}: why."
 
 
 def test_vllms_answers_and_counters_are_read_by_advise(tmp_path, capsys):

@@ -366,12 +366,12 @@ def test_faulty_answers_are_one_line(change, message, answers, tmp_path):
         diagnosed(changed(answers, tmp_path, lambda line: {**line, **change}))
 
 
-def test_what_is_not_covered_is_one_line(answers, tmp_path):
-    with pytest.raises(InputError, match="expected 0, got 1: sampled drafts are not covered"):
-        diagnosed(answers, "sampling.temperature=1")
-    (tmp_path / "eagle").mkdir()
-    (tmp_path / "eagle" / "config.json").write_text('{"speculators_model_type": "eagle3"}')
-    with pytest.raises(InputError, match="got an EAGLE-3 draft: not covered yet"):
-        diagnosed(answers, f"pair.draft={tmp_path}/eagle")
+def test_too_few_rounds_are_one_line(answers):
     with pytest.raises(InputError, match="too few, 20 whole rounds of 3 answers: 40 rounds of 3 answers are needed"):
         diagnosed(answers, "rounds=20")
+
+
+def test_sums_above_temperature_0_are_one_line(answers, tmp_path):
+    path = changed(answers, tmp_path, lambda line: {**line, "timings": {"draft_n": 9, "draft_n_accepted": 3}})
+    with pytest.raises(InputError, match="expected 0 for answers with sums alone"):
+        diagnosed(path, "num_drafted=4", "sampling.temperature=1")

@@ -16,6 +16,7 @@ DFLASH = DraftKind(
     training="toolkit.drafts.block.training:BlockRecipe",
     proposer="toolkit.decoding.proposers.block:BlockProposer",
     recorder="toolkit.drafts.block.recorder:BlockRecorder",
+    causes="toolkit.drafts.block.causes:causes",
     reads_target=True,
     frozen=("embed_tokens", "lm_head"),
     forwards="block",

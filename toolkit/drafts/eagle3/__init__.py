@@ -14,6 +14,7 @@ EAGLE3 = DraftKind(
     settings="toolkit.drafts.eagle3.training:Unrolled",
     training="toolkit.drafts.eagle3.training:Eagle3Recipe",
     recorder="toolkit.drafts.eagle3.recorder:Eagle3Recorder",
+    causes="toolkit.drafts.eagle3.causes:causes",
     reads_target=True,
     engines={
         "vllm": "eagle3",

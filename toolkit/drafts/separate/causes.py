@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
-import torch
-
-from toolkit.drafts.causes import Case, Cause, ReplayedText, whole_context
+from toolkit.drafts.causes import Case, Cause, ReplayedText
+from toolkit.drafts.causes.shared import cut_contexts, other_format, penalty_of_target_alone, shifted_positions
 
 QUESTION = "\0"  # stands for one in a chat template
 
@@ -28,7 +25,10 @@ def causes(case: Case) -> list[Cause]:
     return [cause for part in parts for cause in part(case)]
 
 
-def stale_caches(_: Case) -> Iterator[Cause]:
+def stale_caches(case: Case) -> Iterator[Cause]:
+    """At temperature 0: rejected tokens that were drawn are not in the counts."""
+    if case.sampling.temperature:
+        return
     for most, which in ((1, "one rejected token"), (None, "all rejected tokens")):
         yield Cause(f"the draft's cache keeps {which} of a round", context=partial(with_rejected, most=most))
 
@@ -40,13 +40,6 @@ def with_rejected(text: ReplayedText, most: int | None) -> list[int]:
         ids += text.token_ids[read : start + accepted] + drafted[accepted:-1][:most]
         read = start + accepted
     return ids + text.token_ids[read : text.start]
-
-
-def shifted_positions(_: Case) -> Iterator[Cause]:
-    """Positions after the prompt alone: where all are shifted, relative ones stay what they are."""
-    meaning = "the draft's positions after the prompt are one too"
-    yield Cause(f"{meaning} high", positions=lambda positions, prompt: positions + (positions >= prompt).long())
-    yield Cause(f"{meaning} low", positions=lambda positions, prompt: positions - (positions >= prompt).long())
 
 
 def begin_tokens(case: Case) -> Iterator[Cause]:
@@ -85,32 +78,3 @@ def bare_prompts(case: Case) -> Iterator[Cause]:
     if any(bare(prompt) != prompt for prompt in case.prompts):
         setting = "prompts as token ids, or the target's chat template for both"
         yield Cause("the draft reads the prompt without its chat template", setting, of_prompt(bare))
-
-
-def cut_contexts(case: Case) -> Iterator[Cause]:
-    for size in case.windows or [2**power for power in range(6, 24)]:
-        if size < case.longest:
-            meaning, setting = f"the draft reads the last {size} tokens alone", "a longer context of the draft"
-            yield Cause(meaning, setting, partial(last_tokens, size=size))
-
-
-def last_tokens(text: ReplayedText, size: int) -> list[int]:
-    return whole_context(text)[-size:]
-
-
-def penalty_of_target_alone(case: Case) -> Iterator[Cause]:
-    if case.sampling.repetition_penalty != 1.0:
-        meaning, setting = "the repetition penalty is the target's alone", "repetition_penalty=1 in requests"
-        yield Cause(meaning, setting, sampling=lambda sampling: replace(sampling, repetition_penalty=1.0))
-
-
-def other_format(case: Case) -> Iterator[Cause]:
-    """The draft in bfloat16; where it has no more bits, in float32."""
-    name = "bfloat16" if case.draft.dtype in (torch.float32, torch.float64) else "float32"
-    setting = f"pair.dtype={name} here, or the format of the draft there"
-    yield Cause(
-        f"the draft computes in {name}",
-        setting,
-        draft=lambda draft: copy.deepcopy(draft).to(getattr(torch, name)),
-        rounding=True,
-    )
