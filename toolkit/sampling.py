@@ -20,7 +20,7 @@ from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 
-NO_GRAMMAR = "sampling.grammar: only decoding with chains and copies knows grammars; expected null here"
+NO_GRAMMAR = "sampling.grammar: only decoding with chains, copies and trees knows grammars; expected null here"
 BLOCK = 64  # entries whose maximum stands for them while the largest are looked for
 
 

@@ -30,6 +30,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 CHAINS = ("speculative", "block", "confidence", "rate", "best_source", "prompt_lookup", "lookup_rate", "autoregressive")
+TREES = ("specinfer", "mcsd", "tree_rate")
 
 
 def letters():
@@ -88,7 +89,7 @@ def pvalue(generations, expected):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", CHAINS + TREES)
 def test_whole_outputs_follow_the_masked_law(tables, name, temperature):
     """Rows with two grammars and rows without one beside each other, each with its own law."""
     runs, method = 1500, config.method(name)
@@ -169,7 +170,7 @@ def test_greedy_texts_are_those_of_masked_decoding_with_every_method(llamas, kin
         kind, lambda: tiny_block(target, kind)
     )()
     pair = ModelPair(target=target, draft=draft, tokenizer=llamas.tokenizer, end_ids=(2,), costs="assumed")
-    for name in CHAINS if kind == "separate" else ("speculative", "rate"):
+    for name in CHAINS + TREES if kind == "separate" else ("speculative", "rate"):
         for batch_size in (1, 3):
             texts = generate(
                 pair, PROMPTS, name, grammar=schema, temperature=0.0, max_new_tokens=60, batch_size=batch_size
@@ -239,9 +240,11 @@ def test_what_is_no_grammar_is_one_line(llamas, grammar, message):
 
 
 def test_what_knows_no_grammar_refuses_it(llamas, tables, tmp_path):
-    for name, words in (("specinfer", "chains or copies"), ("mtad", "chains or copies")):
-        with pytest.raises(InputError, match=words):
-            generate(llamas, PROMPTS[:1], name, grammar="a+")
+    with pytest.raises(InputError, match="a method of chains, copies or trees"):
+        generate(llamas, PROMPTS[:1], "mtad", grammar="a+")
+    two = ModelPair(target=llamas.target, drafts=[llamas.draft] * 2, tokenizer=llamas.tokenizer, costs="assumed")
+    with pytest.raises(InputError, match="expected one draft"):
+        generate(two, PROMPTS[:1], "specinfer", grammar="a+", overrides=["proposer.scheme=independent"])
     with pytest.raises(InputError, match="no stop strings"):
         generate(llamas, PROMPTS[:1], "speculative", grammar="a+", stop="b")
     with pytest.raises(DecodingError, match="needs the pair's tokenizer"):

@@ -100,7 +100,7 @@ def decode_measured(
     row_ids = range(len(prompts)) if row_ids is None else row_ids
     rows = [_start(pair, prompt, row_id, sampling) for prompt, row_id in zip(prompts, row_ids, strict=True)]
     if any(row.grammar is not None for row in rows):
-        _check_grammars(method, sampling)
+        _check_grammars(method, sampling, len(pair.drafts))
     finish = on_finish or (lambda generation: None)
     # Prompts that are read together are padded to the longest of them: those of similar length wait beside each other.
     queue = deque(sorted((row for row in rows if row.generation.error is None), key=lambda row: -len(row.context)))
@@ -152,11 +152,12 @@ def _start(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling) -> 
     return Row(generation, list(generation.prompt_ids), row_generator(sampling.seed, row_id), grammar)
 
 
-def _check_grammars(method: Method, sampling: Sampling) -> None:
+def _check_grammars(method: Method, sampling: Sampling, num_drafts: int) -> None:
     """Raises InputError where a grammar does not go with the method or the sampling."""
     history = isinstance(method.policy, Bounded) and method.policy.num_history
     for wrong, expected in (
-        (not method.proposer.reads_grammars, "a method of chains or copies, of one draft"),
+        (not method.proposer.reads_grammars, "a method of chains, copies or trees"),
+        (method.num_drafts(num_drafts) > 1, "one draft"),
         (history, "a head that reads no earlier positions"),
         (sampling.stop, "no stop strings: a text ends where its grammar does"),
     ):

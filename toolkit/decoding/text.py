@@ -96,7 +96,9 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
             state = in_context(policy, state, tensor_on(self.device, lengths))
         proposal, state = self.proposer.propose(context, policy, state)
         self.asked = proposal.num_drafted
-        return (proposal if context.grammars is None else self._with_forced(context.grammars, proposal)), state
+        if context.grammars is not None and proposal.parents is None:
+            proposal = self._with_forced(context.grammars, proposal)
+        return proposal, state
 
     def score(self, context: DraftContext, proposal: Proposal) -> Tensor:
         """p after the context and after every node: [B, N + 1, V], from one forward pass."""
@@ -165,7 +167,6 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
 
     def _with_forced(self, grammars: Sequence[TextGrammar | None], proposal: Proposal) -> Proposal:
         """A chain, and after it the tokens that follow with certainty, row by row; an end of text is the last one."""
-        assert proposal.parents is None, "checked by `decode`"
         counts, rows = proposal.num_drafted.tolist(), proposal.tokens.tolist()
         runs = []
         for slot, (row, grammar) in enumerate(zip(self.rows, grammars, strict=True)):
@@ -224,11 +225,18 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
 
 
 def _allowed_at_nodes(grammars: Sequence[TextGrammar | None], proposal: Proposal, vocab_size: int) -> Tensor:
-    """Which tokens may come after the context and after every node of a chain [B, N + 1, V] bool."""
-    chains = zip(grammars, proposal.tokens.tolist(), proposal.num_drafted.tolist(), strict=True)
-    states = [along(grammar, tokens[:count]) for grammar, tokens, count in chains]
-    padded = [row + [None] * (proposal.num_nodes + 1 - len(row)) for row in states]
-    return torch.stack([stacked(row, vocab_size) for row in padded]).to(proposal.tokens.device)
+    """Which tokens may come after the context and after every node [B, N + 1, V] bool; all of them after padding."""
+    tokens, counts = proposal.tokens.tolist(), proposal.num_drafted.tolist()
+    chain = [list(range(-1, proposal.num_nodes - 1))] * len(tokens)
+    parents = chain if proposal.parents is None else proposal.parents.tolist()
+    masks = []
+    for slot, grammar in enumerate(grammars):
+        states = [grammar]
+        for node in range(counts[slot]):
+            above = states[parents[slot][node] + 1]
+            states.append(None if above is None else above.after(tokens[slot][node]))
+        masks.append(stacked(states + [None] * (proposal.num_nodes - counts[slot]), vocab_size))
+    return torch.stack(masks).to(proposal.tokens.device)
 
 
 def _with_certain(uniforms: Tensor, count: int) -> Tensor:

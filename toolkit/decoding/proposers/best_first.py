@@ -30,6 +30,7 @@ from toolkit.decoding.proposers.copying import point_masses
 from toolkit.decoding.proposers.distinct import DistinctNodes
 from toolkit.decoding.proposers.tree import keep_path
 from toolkit.engine.device import Gate, most_of
+from toolkit.grammar import masked
 from toolkit.sampling import penalized, warp
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Children, Nodes, Proposal, Verdict
@@ -51,6 +52,7 @@ class BestFirstProposer(TextProposer):
     scheme = "top_k"
     obeys = ("begin", "choose", "observe")
     chooses_nodes: ClassVar[bool] = True
+    reads_grammars: ClassVar[bool] = True
     num_nodes: Annotated[int, Between(1, 1024)] = 64
     width: Annotated[int, Between(1, 1024)] = 10
     num_children: Annotated[int, Between(1, 64)] = 8
@@ -108,10 +110,14 @@ class BestFirstProposer(TextProposer):
             tokens, parents = read.tokens[-1].to(device), read.parents[-1].to(device)
             reading = session.extend(tokens, parents=parents, last=tokens.shape[1])
         logits, seen = context.fit(reading.logits), None if context.seen is None else read.seen(context.seen)
+        allowed = None
+        if context.grammars is not None:
+            allowed = read.allowed(context.grammars, context.vocab_size).to(logits.device)
+            logits = masked(logits, allowed)
         ranked = penalized(logits, sampling, seen)
         candidates, num_real = most_probable(ranked, self.num_children)
         shown = sampling if sampling.temperature else replace(sampling, temperature=1.0)
-        q = warp(logits, shown, seen)
+        q = warp(logits, shown, seen, allowed=allowed)
         tree.dtype = q.dtype
         q = q.double()
         real = torch.arange(self.num_children, device=q.device) < num_real.unsqueeze(-1)

@@ -8,12 +8,15 @@ Shapes: B rows, C chains of a level, W distinct nodes of a level (the most of an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from toolkit.engine.device import most_of
+from toolkit.grammar.text import TextGrammar
+from toolkit.grammar.walk import stacked
 
 
 @dataclass
@@ -65,6 +68,21 @@ class DistinctNodes:
         """Leave the first levels."""
         for part in (self.tokens, self.parents, self.real, self.ids):
             del part[levels:]
+
+    def allowed(self, grammars: Sequence[TextGrammar | None], vocab_size: int) -> Tensor:
+        """Which tokens may come after each node of the newest level [B, W, V] bool, by the grammars after the contexts [B]."""
+        rows, first = [[grammar] for grammar in grammars], -1
+        for tokens, parents in zip(self.tokens, self.parents, strict=True):
+            above = [
+                [states[max(parent - first, 0)] for parent in row]
+                for states, row in zip(rows, parents.tolist(), strict=True)
+            ]
+            first += len(rows[0])
+            rows = [
+                [None if state is None else state.after(token) for state, token in zip(*pair, strict=True)]
+                for pair in zip(above, tokens.tolist(), strict=True)
+            ]
+        return torch.stack([stacked(states, vocab_size) for states in rows])
 
     def seen(self, context: Tensor) -> Tensor:
         """Tokens of the text up to each node of the newest level [B, W, V] bool, from those of the context [B, V]."""

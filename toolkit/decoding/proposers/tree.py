@@ -33,6 +33,7 @@ from toolkit.decoding.proposers.distinct import DistinctNodes
 from toolkit.engine import Session
 from toolkit.engine.device import Gate, tensor_on
 from toolkit.errors import InputError
+from toolkit.grammar import masked
 from toolkit.sampling import Sampling, penalized, warp
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Proposal, Verdict
@@ -80,6 +81,7 @@ class TreeProposer(TextProposer):
     temperatures: Sequence[Annotated[float, AtLeast(0)]] = ()
     obeys = ("begin", "read", "step")
     uses_all_drafts: ClassVar[bool] = True
+    reads_grammars: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ranges(self, "proposer.")
@@ -218,8 +220,13 @@ class _Tree:
             num_calls = num_calls + self.growing[:, tensor_on(device, self.own_chains[draft][-1])].any(1)
         for source in self.sources:
             logits, _ = readings[source.draft]
-            seen = None if context.seen is None else self.own_nodes[source.draft].seen(context.seen)
-            tables.append((logits, penalized(logits, source.sampling, seen), warp(logits, source.sampling, seen)))
+            nodes, allowed = self.own_nodes[source.draft], None
+            seen = None if context.seen is None else nodes.seen(context.seen)
+            if context.grammars is not None:
+                allowed = nodes.allowed(context.grammars, context.vocab_size).to(logits.device)
+                logits = masked(logits, allowed)
+            q = warp(logits, source.sampling, seen, allowed=allowed)
+            tables.append((logits, penalized(logits, source.sampling, seen), q))
             at.append(first + self._end_of_chains(source.draft, num_rows, num_chains))
             first += logits.shape[1]
         index = torch.stack(at, 2)
