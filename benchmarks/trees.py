@@ -46,7 +46,7 @@ NODES, DEPTHS = (8, 16, 32, 60), (2, 4, 6, 8)
 
 @dataclass(frozen=True)
 class Setting:
-    """A method with overrides, and which line of the table it competes for; priced: it is table_name the table."""
+    """A method with overrides, and which line of the table it competes for; priced: it reads the table."""
 
     line: str
     method: str
@@ -100,7 +100,7 @@ class Meter:
 
 def run(pair: ModelPair, meter: Meter, setting: Setting, prompts: Sequence[str], tables: dict[str, LoadCost], folder: Path,
         sampling: Sampling) -> pd.DataFrame:  # fmt: skip
-    """Tokens and costs of every prompt by table; those that are not table_name a table are decoded once."""
+    """Tokens and costs of every prompt by table; those that read no table are decoded once."""
     lines = []
     for table_name in tables if setting.priced else [None]:
         words = [*setting.overrides, *([f"policy.costs={folder / table_name}.json"] if table_name else [])]
@@ -178,9 +178,9 @@ def main() -> None:
     wanted, tests = prompts_of("test", arguments.test), []
     for each in settings(sampling.temperature):
         setting = " ".join([each.method, *each.overrides])
-        table_name = [table for table, line, best in chosen if (line, best) == (each.line, setting)]
-        if table_name:
-            tests.append(run(pair, meter, each, wanted, {name: tables[name] for name in table_name}, *common[1:]))
+        chosen_for = [table for table, line, best in chosen if (line, best) == (each.line, setting)]
+        if chosen_for:
+            tests.append(run(pair, meter, each, wanted, {name: tables[name] for name in chosen_for}, *common[1:]))
     result = pd.concat([figures(pd.concat(tests), table) for table in tables])
     dev.to_csv(arguments.folder / f"dev-{sampling.temperature:g}.csv", index=False)
     result.to_csv(arguments.folder / f"trees-{sampling.temperature:g}.csv", index=False, float_format="%.4f")
