@@ -137,11 +137,16 @@ class Verified(Protocol):
 
 @dataclass(frozen=True)
 class RoundCounts:
-    """What `observe` may ask of a round, where there is no proposal and no verdict but what they counted [B] each."""
+    """What `observe` may ask of a round, where there is no proposal and no verdict but what they counted [B] each.
+
+    sent_certain, kept_certain  nodes beside these that a grammar left alone: sent, and accepted; None: there were none
+    """
 
     num_drafted: Tensor
     num_calls: Tensor
     length: Tensor
+    sent_certain: Tensor | None = None
+    kept_certain: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -272,6 +277,7 @@ class Proposal:
     num_drafted [B]    nodes that count: the first ones of each row; the rest fills the batch
     num_calls   [B]    draft forward passes the row paid for
     cache_ids   [B, D, N] of what was drafted as a tree: each node's id in the cache of each draft; -1: not read there
+    certain     [B, N] bool of a chain: nodes that a grammar left alone, whose acceptance says nothing; None: there are none
     valid       [B] False where the draft or the policy worked with what is not a number; None: it is for the rule to find
     """
 
@@ -283,6 +289,7 @@ class Proposal:
     drawn_from: Tensor | None = None
     candidates: Tensor | None = None
     cache_ids: Tensor | None = None
+    certain: Tensor | None = None
     valid: Tensor | None = None
 
     @property

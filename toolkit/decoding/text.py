@@ -95,7 +95,6 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         if policy.reads_context:
             state = in_context(policy, state, tensor_on(self.device, lengths))
         proposal, state = self.proposer.propose(context, policy, state)
-        self.asked = proposal.num_drafted
         if context.grammars is not None and proposal.parents is None:
             proposal = self._with_forced(context.grammars, proposal)
         return proposal, state
@@ -123,10 +122,14 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         return verdict if proposal.valid is None else replace(verdict, valid=verdict.valid & proposal.valid)
 
     def observed(self, proposal: Proposal, verdict: Verdict) -> tuple[Drafted, Verified]:
-        """The round without the certain tokens after what was drafted: they say nothing of acceptance."""
-        if self.asked is proposal.num_drafted:
+        """The round without certain tokens: they say nothing of acceptance."""
+        if proposal.certain is None:
             return proposal, verdict
-        round_ = RoundCounts(self.asked, proposal.num_calls, torch.minimum(verdict.length, self.asked))
+        nodes = torch.arange(proposal.num_nodes, device=verdict.length.device)
+        sent, kept = (nodes < count.unsqueeze(1) for count in (proposal.num_drafted, verdict.length))
+        counts = [(part & proposal.certain).sum(1) for part in (sent, kept)]
+        own = [count - less for count, less in zip((proposal.num_drafted, verdict.length), counts, strict=True)]
+        round_ = RoundCounts(own[0], proposal.num_calls, own[1], *counts)
         return round_, round_
 
     def commit(self, context: DraftContext, proposal: Proposal, verdict: Verdict, clock: Clock) -> None:
@@ -179,9 +182,12 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         width = max(map(len, chains))
         tokens = tensor_on(self.device, [chain + [0] * (width - len(chain)) for chain in chains])
         q = point_masses(tokens, self.pair.vocab_size, proposal.draft_probs.dtype)
+        certain = torch.ones_like(tokens, dtype=torch.bool)
         for slot, count in enumerate(counts):
             q[slot, :count] = proposal.draft_probs[slot, :count]
-        return replace(proposal, tokens=tokens, draft_probs=q, num_drafted=tensor_on(self.device, [*map(len, chains)]))
+            certain[slot, :count] = False if proposal.certain is None else proposal.certain[slot, :count]
+        lengths = tensor_on(self.device, [*map(len, chains)])
+        return replace(proposal, tokens=tokens, draft_probs=q, num_drafted=lengths, certain=certain)
 
     def _seen(self) -> Tensor:
         """Tokens of each context [B, V] bool, for the repetition penalty."""

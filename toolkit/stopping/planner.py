@@ -32,7 +32,7 @@ from toolkit.engine.device import floats_on
 from toolkit.errors import warn
 from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy, entry_probs
 from toolkit.stopping.prices import COLUMN, RATIO, Prices, PriceTable
-from toolkit.types import Drafted, Match, Step, Verified
+from toolkit.types import Drafted, Match, RoundCounts, Step, Verified
 
 
 def ahead(next_prob: Tensor, acceptance: Tensor, count: int) -> Tensor:
@@ -200,11 +200,15 @@ class Planner(StoppingPolicy):
         verified = torch.minimum(verdict.length + 1, proposal.num_drafted)
         drafted = {"verified": verified, "accepted": verdict.length}
         drafted = {name: torch.where(proposal.num_calls > 0, number, 0) for name, number in drafted.items()}
-        return {"tokens": verdict.length + 1, "cost": self.spent(proposal, state), **drafted}
+        certain = verdict.kept_certain if isinstance(verdict, RoundCounts) else None
+        tokens = verdict.length + 1 if certain is None else verdict.length + 1 + certain
+        return {"tokens": tokens, "cost": self.spent(proposal, state), **drafted}
 
     def spent(self, proposal: Drafted, state: State) -> Tensor:
         """The cost of a round [B]. Rows that decide together pay for the one that drafts most."""
         calls, sent = proposal.num_calls, proposal.num_drafted
+        if isinstance(proposal, RoundCounts) and proposal.sent_certain is not None:
+            sent = sent + proposal.sent_certain
         if self.couples_rows:
             calls, sent = (number.amax().expand_as(number) for number in (calls, sent))
         prices = self.prices_at(state)

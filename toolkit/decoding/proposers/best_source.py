@@ -72,5 +72,7 @@ def _joined(drafted: Proposal, copied: Tensor, num_copied: Tensor, vocab_size: i
     q = point_masses(tokens, vocab_size, drafted.draft_probs.dtype)
     if num_drawn:
         q[:, :num_drawn] = torch.where(by_draft.view(-1, 1, 1), drafted.draft_probs, q[:, :num_drawn])
-    sent = most_of(num_drafted, width, least=0)
-    return Proposal(tokens[:, :sent], q[:, :sent], num_drafted, drafted.num_calls, valid=drafted.valid)
+    sent, certain = most_of(num_drafted, width, least=0), drafted.certain
+    if certain is not None:
+        certain = (pad(certain, (0, width - num_drawn)) & by_draft.unsqueeze(1))[:, :sent]
+    return Proposal(tokens[:, :sent], q[:, :sent], num_drafted, drafted.num_calls, certain=certain, valid=drafted.valid)

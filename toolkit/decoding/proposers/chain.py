@@ -51,6 +51,7 @@ class ChainProposer(TextProposer):
         seen, numbers = context.seen, Numbers(policy, limits)
         tokens: list[Tensor] = []
         draft_probs: list[Tensor] = []
+        certain: list[Tensor] = []
         num_read = -1  # of the tokens drafted, by the draft; -1: not even the context
         # Whether to draft at all is worth waiting for: nothing is launched for a round without drafts.
         while len(tokens) < context.most and gate.passes(drafting, now=policy.couples_rows and not tokens):
@@ -60,6 +61,7 @@ class ChainProposer(TextProposer):
             if walk is not None and forced is not None and skips and not bool(asked.any()):
                 tokens.append(forced.clamp(min=0))
                 draft_probs.append(point_masses(tokens[-1], context.vocab_size))
+                certain.append(drafting)
                 num_drafted += drafting
                 drafting = drafting & (limits > depth) & ~_ends(tokens[-1], context.end_ids)
                 walk.take(tokens[-1])
@@ -88,6 +90,7 @@ class ChainProposer(TextProposer):
             step.tokens = drawn = self.draw(context, depth, probs)
             tokens.append(drawn)
             draft_probs.append(probs)
+            certain.append(drafting & ~asked)
             num_drafted += drafting
             new_state, go_on = policy.step(step, state)
             numbers.add_state(new_state, state, asked)
@@ -106,7 +109,8 @@ class ChainProposer(TextProposer):
             torch.stack(tokens[:longest], 1),
             torch.cat([q.unsqueeze(1) for q in draft_probs[:longest]], 1),
         )
-        return Proposal(drawn_tokens, probs, num_drafted, num_calls, valid=numbers.valid()), state
+        alone_at = None if walk is None else torch.stack(certain[:longest], 1)
+        return Proposal(drawn_tokens, probs, num_drafted, num_calls, certain=alone_at, valid=numbers.valid()), state
 
     def _read(self, context: DraftContext, tokens: list[Tensor], num_read: int) -> Reading:
         """Let the draft read what it has not read: of the context, if num_read is -1, and of the drafted tokens."""
