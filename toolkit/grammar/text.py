@@ -3,7 +3,7 @@
 Masks, tokenisation and parsing are llguidance's (MIT). A text ends exactly where the grammar accepts. Forced text has its
 canonical tokens alone: after `{"order":{"` one token is left for `customer`, where the target alone could spell it otherwise.
 So what is decoded follows the target's distribution, renormalised token by token over what these masks leave. That is neither
-the law under another library's masks nor the target's law given that the whole text is valid.
+the distribution under another library's masks nor the target's given that the whole text is valid.
 
 Shapes: V vocabulary.
 """
