@@ -41,6 +41,7 @@ from toolkit.engine.facts import max_positions, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
 from toolkit.models.pair import ModelPair, load_draft, resolve
+from toolkit.models.reduced import is_compact
 from toolkit.models.remote import remote_pair
 from toolkit.runs.stage import MANIFEST, config_as_written, open_stage, read_manifest
 from toolkit.sampling import Sampling
@@ -81,12 +82,13 @@ def _check_settings(cfg: keys.Diagnose, sampling: Sampling) -> None:
 def _diagnosed(cfg: keys.Diagnose) -> dict[str, Any]:
     sampling, bootstrap = instantiate(cfg.sampling), Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     kind = kind_in(None if cfg.pair.draft is None else resolve(cfg.pair.draft))
-    loaded = kind.reads_target or sampling.temperature > 0  # the target is
+    compact = cfg.pair.draft is not None and is_compact(resolve(cfg.pair.draft))
+    loaded = kind.reads_target or compact or sampling.temperature > 0  # the target is
     pair = instantiate(cfg.pair) if loaded else remote_pair(plain(cfg.pair))
     every, left_out = read_answers(Path(cfg.responses), pair)
     draft = pair.draft if loaded else instantiate(cfg.draft)
     answers = _replayable(cfg, every, max_positions(draft))
-    along = AlongTexts(pair.target, answers) if loaded else None
+    along = AlongTexts(pair.target, answers) if kind.reads_target or sampling.temperature > 0 else None
     undrafted = [token for token in pair.unshared if token < vocab_size(draft)]
     replay = partial(expected, draft, answers=answers, sampling=sampling, undrafted=undrafted)
     if kind.reads_target:

@@ -173,11 +173,9 @@ class RecordedPair:
         fitting, self.deepest = [], 0
         self.max_drafted = min(self.max_drafted, ends or self.max_drafted)
         for setting in self.settings:
-            if ends is not None:
-                setting = bounded(setting, ends, copies=True)
-                self.context.prepare(setting)
-            if max_drafted == "auto" and setting.method != PLAIN and not needs_no_draft(setting):
-                setting = bounded(setting, self.max_drafted)
+            by_depth = max_drafted == "auto" and setting.method != PLAIN and not needs_no_draft(setting)
+            if (limit := self.max_drafted if by_depth else ends) is not None:
+                setting = bounded(setting, limit, copies=ends is not None)
                 self.context.prepare(setting)
             method = self.context.methods[setting.name].bind(self.context.pair)
             deep = not isinstance(method.proposer, CopyProposer) and method.limit > self.max_drafted
