@@ -83,11 +83,11 @@ def exit_code(folder: Path) -> int:
 
 def _watched(cfg: keys.Diagnose, baseline: Path) -> Path:
     """The output folder of a watch; its sentence is printed."""
-    stage = open_stage("diagnose", cfg, inputs=[*cfg.counts, baseline])
+    answers = baseline / "generations.jsonl" if baseline.is_dir() else baseline
+    stage = open_stage("diagnose", cfg, inputs=[*cfg.counts, answers])
     if not stage.finished:
-        recorded = read_counts(baseline / "generations.jsonl" if baseline.is_dir() else baseline)
         pages = [read_counts(Path(page)) for page in cfg.counts]
-        write_json(stage.folder / "diagnosis.json", watch(recorded, pages, cfg.counts))
+        write_json(stage.folder / "diagnosis.json", watch(read_counts(answers), pages, cfg.counts))
         stage.finish()
     print(read_json(stage.folder / "diagnosis.json")["sentence"])
     return stage.folder

@@ -321,7 +321,9 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
 class Diagnose(Command, ReadsDraft, Intervals):
     module, example = "analysis.diagnose", "responses=ANSWERS.jsonl pair.target=T pair.draft=D"
     responses: Annotated[
-        str | None, File(), "an engine's answers with its counts by round: vLLM's, generations.jsonl of decode, JSON lines"
+        str | None,
+        File(),
+        "an engine's answers with its counts by round: vLLM's, generations.jsonl of decode, JSON lines",
     ] = None
     counts: Annotated[Folders, File(), "instead, a watch: /metrics pages of an engine, in order, two or more"] = []
     baseline: Annotated[

@@ -155,7 +155,9 @@ def watch(baseline: PositionCounts, pages: Sequence[PositionCounts], names: Sequ
 def _between(baseline: PositionCounts, pages: Sequence[PositionCounts], names: Sequence[str]) -> tuple[Array, Array]:
     """Rounds [T, K] that reached a position, and accepted it, between pages. Rounds that drafted less count where they may."""
     if len(pages) < 2:
-        raise InputError("counts: expected two /metrics pages or more, in order; got one, whose counts began with the server")
+        raise InputError(
+            "counts: expected two /metrics pages or more, in order; got one, whose counts began with the server"
+        )
     if baseline.whole_server:
         raise InputError("baseline: expected answers, a line per text with counts by round; got sums over all texts")
     for page, name in zip(pages, names, strict=True):
@@ -168,7 +170,9 @@ def _between(baseline: PositionCounts, pages: Sequence[PositionCounts], names: S
         kept, rounds = page.accepted[0] - before.accepted[0], page.reached[0] - before.reached[0]
         missing = page.longest * (page.rounds - before.rounds) - (page.drafted - before.drafted)
         if min(kept.min(), rounds.min(), page.drafted - before.drafted) < 0:
-            raise InputError(f"{name}: its counters are below those of the page before: the server began again; give pages since")
+            raise InputError(
+                f"{name}: its counters are below those of the page before: the server began again; give pages since"
+            )
         fewer = missing / np.arange(page.longest, 0, -1) * (np.arange(page.longest) > 0)
         reached.append(np.maximum(kept, rounds - fewer))
         accepted.append(kept)
