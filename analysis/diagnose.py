@@ -7,7 +7,8 @@ the counts says which one explains them (`analysis.diagnosis.compare`). `diagnos
 The target is loaded for drafts that read its states, and above temperature 0, where drafts are drawn and acceptance is a
 probability.
 
-With counts=[METRICS1,METRICS2,...] baseline=FOLDER it is a watch (`analysis.diagnosis.watch`): exit code 3 if acceptance has fallen.
+With counts=[METRICS1,METRICS2,...] baseline=FOLDER it is a watch (`analysis.diagnosis.watch`), which ends with exit code 3 if
+acceptance has fallen.
 """
 
 from __future__ import annotations

@@ -117,37 +117,39 @@ def watch(baseline: PositionCounts, pages: Sequence[PositionCounts], names: Sequ
     reached, accepted = _between(baseline, pages, names)
     estimates = [Estimate.of(*counts) for counts in zip(baseline.reached.T, baseline.accepted.T, strict=True)]
     watched = [at for at, estimate in enumerate(estimates) if estimate.is_enough]
-    needed = max(FEWEST_ROUNDS, STEP * estimates[0].effect)
-    if 0 not in watched or (size := reached[:, 0].sum()) < needed:
-        got = f"{estimates[0].rounds:g} of {estimates[0].texts} texts" if 0 not in watched else f"{size:g}"
-        limits = f"{needed:.0f} between the pages, and in the baseline {FEWEST_ROUNDS} of {FEWEST_TEXTS} texts"
-        raise InputError(f"{'counts' if 0 in watched else 'baseline'}: too few rounds, {got}; needed: {limits}")
-    logs, starts = (
-        np.array(each)
-        for each in zip(*(evidence(estimates[at], reached[:, at], accepted[:, at]) for at in watched), strict=True)
-    )
-    ratios = np.exp(logsumexp(logs, axis=0) - np.log(len(watched)))  # [T]
-    alarms = np.flatnonzero(ratios >= 1 / FALSE_ALARMS)
-    page = int(alarms[0]) if len(alarms) else len(ratios) - 1
-    row = int(logs[:, page].argmax()) if len(alarms) else 0
-    at, since = watched[row], int(starts[row, page]) if len(alarms) else 0
-    positions = []
-    for position in watched:
-        counted = accepted[since:, position].sum() / max(reached[since:, position].sum(), 1)
-        estimate = estimates[position]
-        interval = estimate.interval()
-        positions += [{"position": position + 1, "counted": counted, "recorded": estimate.mean, "interval": interval}]
+    if not estimates[0].is_enough:
+        got = f"{estimates[0].rounds:g} rounds of {estimates[0].texts} texts"
+        raise InputError(f"baseline: too few, {got}: {FEWEST_ROUNDS} of {FEWEST_TEXTS} are needed")
+    if (size := reached[:, 0].sum()) < (needed := max(FEWEST_ROUNDS, STEP * estimates[0].effect)):
+        raise InputError(f"counts: too few, {size:g} rounds between the pages: {needed:.0f} are needed")
+    several = [evidence(estimates[at], reached[:, at], accepted[:, at]) for at in watched]
+    logs, starts = (np.array(each) for each in zip(*several, strict=True))  # [positions, T]
+    mean = logsumexp(logs, axis=0) - np.log(len(watched))
+    alarms = np.flatnonzero(mean >= -np.log(FALSE_ALARMS))
+    fell = len(alarms) > 0
+    page = int(alarms[0]) if fell else len(mean) - 1
+    row = int(logs[:, page].argmax()) if fell else 0
+    since = int(starts[row, page]) if fell else 0
+    positions = [
+        {
+            "position": at + 1,
+            "counted": accepted[since:, at].sum() / max(reached[since:, at].sum(), 1),
+            "recorded": estimates[at].mean,
+            "interval": estimates[at].interval(),
+        }
+        for at in watched
+    ]
     counted, recorded, (low, high) = (positions[row][key] for key in ("counted", "recorded", "interval"))
-    shares = f"accepted {counted:.3f} of the time since {names[since]}, in the recording {recorded:.3f} [{low:.3f}, {high:.3f}]"
-    limit = f"evidence {ratios[page]:.3g}, an alarm at {1 / FALSE_ALARMS:g}"
-    what = f"position {at + 1} has fallen by {recorded - counted:.3f}" if len(alarms) else f"no fall: position {at + 1}"
+    what = f"has fallen by {recorded - counted:.3f}" if fell else "has not fallen"
+    shares = f"accepted {counted:.3f} since {names[since]}, recorded {recorded:.3f} [{low:.3f}, {high:.3f}]"
+    limit = f"evidence {np.exp(min(mean[page], 700)):.3g}, an alarm at {1 / FALSE_ALARMS:g}"
     return {
-        "sentence": f"{what}: {shares}; {limit}" if len(alarms) else f"{what} is {shares}; {limit}",
-        "fell": bool(len(alarms)),
-        "position": at + 1 if len(alarms) else None,
+        "sentence": f"position {watched[row] + 1} {what}: {shares}; {limit}",
+        "fell": fell,
+        "position": watched[row] + 1 if fell else None,
         "since": names[since],
-        "alarm": names[page + 1] if len(alarms) else None,
-        "evidence": ratios.tolist(),
+        "alarm": names[page + 1] if fell else None,
+        "log_evidence": mean.tolist(),
         "positions": positions,
     }
 
@@ -155,9 +157,7 @@ def watch(baseline: PositionCounts, pages: Sequence[PositionCounts], names: Sequ
 def _between(baseline: PositionCounts, pages: Sequence[PositionCounts], names: Sequence[str]) -> tuple[Array, Array]:
     """Rounds [T, K] that reached a position, and accepted it, between pages. Rounds that drafted less count where they may."""
     if len(pages) < 2:
-        raise InputError(
-            "counts: expected two /metrics pages or more, in order; got one, whose counts began with the server"
-        )
+        raise InputError("counts: expected two /metrics pages or more, in order; got one")
     if baseline.whole_server:
         raise InputError("baseline: expected answers, a line per text with counts by round; got sums over all texts")
     for page, name in zip(pages, names, strict=True):
@@ -171,7 +171,7 @@ def _between(baseline: PositionCounts, pages: Sequence[PositionCounts], names: S
         missing = page.longest * (page.rounds - before.rounds) - (page.drafted - before.drafted)
         if min(kept.min(), rounds.min(), page.drafted - before.drafted) < 0:
             raise InputError(
-                f"{name}: its counters are below those of the page before: the server began again; give pages since"
+                f"{name}: counters below those of the page before: the server began again; give pages since"
             )
         fewer = missing / np.arange(page.longest, 0, -1) * (np.arange(page.longest) > 0)
         reached.append(np.maximum(kept, rounds - fewer))

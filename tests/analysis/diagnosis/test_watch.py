@@ -56,8 +56,8 @@ def watched(seed, lowers, num_texts=100, per_page=20):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stream_that_stays_does_not_alarm(seed):
     result = watched(seed, [0] * 20)
-    assert not result["fell"] and result["sentence"].startswith("no fall")
-    assert len(result["evidence"]) == 20 and max(result["evidence"]) < 50
+    assert not result["fell"] and result["position"] is None
+    assert len(result["log_evidence"]) == 20 and max(result["log_evidence"]) < np.log(50)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -74,8 +74,8 @@ def test_a_fall_of_position_1_is_named_with_its_page(seed):
 def test_a_small_recording_is_not_believed():
     """The same stream: 20 texts leave their share open, 2,000 do not."""
     lowers = [0.06] * 10
-    small, large = (watched(0, lowers, num_texts, per_page=60)["evidence"][-1] for num_texts in (20, 2000))
-    assert large > 50 > small
+    small, large = (watched(0, lowers, num_texts, per_page=60)["log_evidence"][-1] for num_texts in (20, 2000))
+    assert large > np.log(50) > small
 
 
 def test_rounds_that_drafted_less_are_no_fall():
@@ -159,13 +159,13 @@ def test_bad_input_is_one_line(recorded):
     few.write_text("\n".join(lines[:5]))
     for pages_in, baseline, message in (
         ([files[2], files[1]], "recorded", "began again"),
-        ([files[0], files[0]], "recorded", "too few rounds, 0"),
+        ([files[0], files[0]], "recorded", "too few, 0 rounds"),
         ([files[0]], "recorded", "two /metrics pages"),
         ([files[0], bare], "recorded", "by position"),
         ([files[0], narrow], "recorded", "3 positions, got 2"),
         ([files[0], few], "recorded", "got answers"),
         (files, "0.txt", "sums over all texts"),
-        (files, "few.jsonl", "20 texts"),
+        (files, "few.jsonl", "40 of 20"),
     ):
         with pytest.raises(InputError, match=message):
             diagnose.run(compose("diagnose", words_of(folder, pages_in, baseline)))
