@@ -6,6 +6,9 @@ the counts says which one explains them (`analysis.diagnosis.compare`). `diagnos
 
 The target is loaded for drafts that read its states, and above temperature 0, where drafts are drawn and acceptance is a
 probability.
+
+With counts=[METRICS1,METRICS2,...] baseline=FOLDER it is a watch (`analysis.diagnosis.watch`), which ends with exit code 3 if
+acceptance has fallen.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from analysis.diagnosis.answers import Answer, beyond_end, read_answers
 from analysis.diagnosis.compare import explanations, sampled_explanations
 from analysis.diagnosis.replay import Terms, expected, num_passes, sampled_terms
 from analysis.diagnosis.sentence import of_rounds, of_sums
+from analysis.diagnosis.watch import watch
+from analysis.loads.engine_counts import read_counts
 from analysis.tables.bootstrap import FEWEST, Bootstrap
 from toolkit.config import instantiate, plain
 from toolkit.drafts import kind_of
@@ -47,13 +52,19 @@ from toolkit.runs.stage import MANIFEST, config_as_written, open_stage, read_man
 from toolkit.sampling import Sampling
 
 FEWEST_ROUNDS = 40
+FELL = 3  # exit code
 
 
 def run(cfg: keys.Diagnose) -> Path:
-    _check_settings(cfg, instantiate(cfg.sampling))
-    stage = open_stage("diagnose", cfg, inputs=[cfg.responses])
+    if cfg.counts and cfg.baseline and not cfg.responses:
+        return _watched(cfg, Path(cfg.baseline))
+    if cfg.counts or cfg.baseline or not cfg.responses:
+        raise InputError("expected either responses=ANSWERS, or counts=[METRICS1,METRICS2,...] baseline=FOLDER")
+    responses = Path(cfg.responses)
+    _check_settings(cfg, responses, instantiate(cfg.sampling))
+    stage = open_stage("diagnose", cfg, inputs=[responses])
     if not stage.finished:
-        write_json(stage.folder / "diagnosis.json", _diagnosed(cfg))
+        write_json(stage.folder / "diagnosis.json", _diagnosed(cfg, responses))
         stage.finish()
     result = read_json(stage.folder / "diagnosis.json")
     if lines := result["left_out"]:
@@ -67,11 +78,28 @@ def run(cfg: keys.Diagnose) -> Path:
     return stage.folder
 
 
-def _check_settings(cfg: keys.Diagnose, sampling: Sampling) -> None:
+def exit_code(folder: Path) -> int:
+    """What the command ends with: FELL for a watch whose counts have fallen."""
+    return FELL * read_json(folder / "diagnosis.json").get("fell", False)
+
+
+def _watched(cfg: keys.Diagnose, baseline: Path) -> Path:
+    """The output folder of a watch; its sentence is printed."""
+    answers = baseline / "generations.jsonl" if baseline.is_dir() else baseline
+    stage = open_stage("diagnose", cfg, inputs=[*cfg.counts, answers])
+    if not stage.finished:
+        pages = [read_counts(Path(page)) for page in cfg.counts]
+        write_json(stage.folder / "diagnosis.json", watch(read_counts(answers), pages, cfg.counts))
+        stage.finish()
+    print(read_json(stage.folder / "diagnosis.json")["sentence"])
+    return stage.folder
+
+
+def _check_settings(cfg: keys.Diagnose, responses: Path, sampling: Sampling) -> None:
     """Raises InputError for drafts that are not there, and for texts of toolkit.decode that were drawn otherwise."""
     for other in cfg.others:
         resolve(other)
-    folder = Path(cfg.responses).parent
+    folder = responses.parent
     if (folder / MANIFEST).is_file() and (manifest := read_manifest(folder))["stage"] == "decode":
         recorded = config_as_written(manifest)["sampling"]
         for name in ("temperature", "repetition_penalty"):
@@ -79,13 +107,13 @@ def _check_settings(cfg: keys.Diagnose, sampling: Sampling) -> None:
                 raise InputError(f"sampling.{name}: the texts were decoded with {recorded[name]}, not {value}")
 
 
-def _diagnosed(cfg: keys.Diagnose) -> dict[str, Any]:
+def _diagnosed(cfg: keys.Diagnose, responses: Path) -> dict[str, Any]:
     sampling, bootstrap = instantiate(cfg.sampling), Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     kind = kind_in(None if cfg.pair.draft is None else resolve(cfg.pair.draft))
     compact = cfg.pair.draft is not None and is_compact(resolve(cfg.pair.draft))
     loaded = kind.reads_target or compact or sampling.temperature > 0  # the target is
     pair = instantiate(cfg.pair) if loaded else remote_pair(plain(cfg.pair))
-    every, left_out = read_answers(Path(cfg.responses), pair)
+    every, left_out = read_answers(responses, pair)
     draft = pair.draft if loaded else instantiate(cfg.draft)
     answers = _replayable(cfg, every, max_positions(draft))
     along = AlongTexts(pair.target, answers) if kind.reads_target or sampling.temperature > 0 else None

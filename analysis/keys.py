@@ -321,8 +321,14 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
 class Diagnose(Command, ReadsDraft, Intervals):
     module, example = "analysis.diagnose", "responses=ANSWERS.jsonl pair.target=T pair.draft=D"
     responses: Annotated[
-        str, File(), "an engine's answers with its counts by round: vLLM's, generations.jsonl of decode, JSON lines"
-    ]
+        str | None,
+        File(),
+        "an engine's answers with its counts by round: vLLM's, generations.jsonl of decode, JSON lines",
+    ] = None
+    counts: Annotated[Folders, File(), "instead, a watch: /metrics pages of an engine, in order, two or more"] = []
+    baseline: Annotated[
+        str | None, File(), "with `counts`: answers that the engine should equal, a file or a folder of toolkit.decode"
+    ] = None
     sampling: Annotated[Any, ConfigGroup("sampling"), "how the engine drew the texts: temperature, repetition_penalty"]
     resamples: Resamples = 2000
     rounds: Annotated[Count, "the first so many rounds are replayed"] = 600

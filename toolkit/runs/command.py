@@ -29,24 +29,29 @@ from toolkit.runs.stage import OUTPUT, in_multirun, job_dir
 def main(name: str, notice: str = "") -> None:
     """Run the command of this config: `run` of its module, whose `score` is what a sweeper optimizes. Ends the process.
 
+    The exit code is the module's `exit_code` of what `run` has returned, if it has one; of several jobs the largest.
+
     notice  is printed before the module is imported, where that takes long
     From here on Ctrl-C and SIGTERM end the process with one line.
     """
     answer_signals()
     ensure_home()  # before libraries look for their caches
     module = command_of(name).module  # type: ignore[union-attr]
+    exit_codes = [0]
 
     def run(cfg: Any) -> Any:
         if notice:
             print(f"{name}: {notice}", file=sys.stderr, flush=True)
-        return import_module(module).run(cfg)
+        result = import_module(module).run(cfg)
+        exit_codes.append(getattr(import_module(module), "exit_code", lambda _: 0)(result))
+        return result
 
     def score(cfg: Any, result: Any) -> Any:
         scored = getattr(import_module(module), "score", None)
         return result if scored is None else scored(cfg, result)
 
     command(name, run, score)
-    sys.exit(0)
+    sys.exit(max(exit_codes))
 
 
 def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, Any], Any] | None = None) -> None:
