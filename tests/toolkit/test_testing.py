@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 from toolkit import testing, verification
 from toolkit.decoding import Method
 from toolkit.stopping import Fixed, StoppingPolicy
+from toolkit.stopping.base import Thresholded
 from toolkit.verification.rules.rejection import Rejection
 
 
@@ -30,6 +31,24 @@ class ReadsTheVocabulary(StoppingPolicy):
         return state, step.probs.amax(-1) > 0.2
 
 
+@dataclass(frozen=True)
+class RemembersTheLastRound(Thresholded):
+    """A sum of the round's log probabilities that the next round goes on with: a replay scores every round anew."""
+
+    threshold: float = 0.5
+
+    @property
+    def level(self):
+        return self.threshold
+
+    def init(self, num_rows, device):
+        return {"total": torch.zeros(num_rows, device=device)}
+
+    def score(self, step, state):
+        total = state["total"] + step.token_prob.log()
+        return {**state, "total": total}, total.exp()
+
+
 class KeepsTarget(Rejection):
     """The extra token comes from p itself: wrong by a little."""
 
@@ -46,6 +65,8 @@ def test_rule_error_is_zero_for_lossless_rules_only(name):
 
 def test_wrong_rules_and_policies_are_found():
     assert testing.rule_error(KeepsTarget()) > 1e-3
+    with pytest.raises(AssertionError, match="total lives on after a round"):
+        testing.check_policy(RemembersTheLastRound())
     testing.check_policy(Fixed(3))
     with pytest.raises(AssertionError, match="decides otherwise"):
         testing.check_policy(FollowsTheFirstRow())

@@ -27,6 +27,7 @@ from toolkit.drafts.eagle3.testing import tiny_eagle3 as tiny_eagle3
 from toolkit.engine import TabularModel
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import StoppingPolicy
+from toolkit.stopping.base import Thresholded
 from toolkit.testing.blocks import check_anticipation as check_anticipation
 from toolkit.types import STEP_NAMES, DraftStep, Match, Proposal, Step, Verdict
 from toolkit.verification import LayerRule, PathRule, SelectionRule
@@ -203,6 +204,8 @@ class ExpectedTree:
 def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, most: int = 5) -> None:
     """Rows of a batch of three behave like three batches of one, and only what a `Step` names is read.
 
+    A `Thresholded` that does not use the history begins every round with a fresh state (`observe`).
+
     Raises AssertionError otherwise. A policy that reads more of a live step, such as `probs`, cannot be replayed. It is bound
     (`StoppingPolicy.bind`), its heads are for states of `hidden_size`.
     """
@@ -221,6 +224,9 @@ def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, 
         for row, state in enumerate(alone):
             part = slice(row, row + 1)
             alone[row] = policy.observe(*_verified(drafted[part], length[part], most), state)
+        if isinstance(policy, Thresholded) and not policy.uses_history:
+            for key, value in policy.init(3, torch.device("cpu")).items():
+                assert torch.equal(together[key], value), f"{key} lives on after a round; replays score every round anew"
     for key, value in together.items():
         assert torch.equal(value, torch.cat([state[key] for state in alone])), f"{key} mixes rows"
 
