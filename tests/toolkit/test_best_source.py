@@ -258,9 +258,12 @@ def test_the_choice_by_hand(rounds):
     state = state_after(policy, rounds)
     tokens = 1.2 * 20 + sum(accepted + 1 for _, _, accepted in rounds)
     cost = 20 + sum(1 + column * drafted + (c * drafted if by == "draft" else 0) for by, drafted, _ in rounds)
-    judged = sum(min(accepted + 1, drafted) for by, drafted, accepted in rounds if by == "draft")
-    accepted = sum(accepted for by, _, accepted in rounds if by == "draft")
-    a, rate = (accepted + 0.5 * 5) / (judged + 5), tokens / cost
+    judged = kept = 0.0
+    for by, drafted, accepted in rounds:  # what the draft has shown fades while nobody asks it
+        judged, kept = (
+            (judged + min(accepted + 1, drafted), kept + accepted) if by == "draft" else (0.9 * judged, 0.9 * kept)
+        )
+    a, rate = (kept + 0.5 * 5) / (judged + 5), tokens / cost
     assert float(state["tokens"] / state["cost"]) == pytest.approx(rate, rel=1e-5)
     worth = max(sum(a**k - rate * (c + column) for k in range(1, depth + 1)) for depth in range(1, 7))
     for gain in (0.0, worth - 1e-3, worth + 1e-3):

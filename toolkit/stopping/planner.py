@@ -34,6 +34,8 @@ from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy, entry_pr
 from toolkit.stopping.prices import COLUMN, RATIO, Prices, PriceTable
 from toolkit.types import Drafted, Match, RoundCounts, Step, Verified
 
+KEPT = 0.9  # of a text's evidence, by every round that drafts nothing
+
 
 def ahead(next_prob: Tensor, acceptance: Tensor, count: int) -> Tensor:
     """Gains [..., count] of tokens to be drafted: the next one, and later ones, accepted with `acceptance` each."""
@@ -252,10 +254,20 @@ class PricedDraft(Priced):
 
     acceptance   probability that a drafted token is accepted, before any round
     evidence     drafted tokens that `acceptance` counts for
+
+    fading       counts that a round without drafted tokens makes less: it shows nothing, and what a text has shown is less
+                 sure of what comes. Else a text that has rejected some tokens would never be drafted for again
     """
+
+    fading: ClassVar[tuple[str, ...]] = ("verified", "accepted")
 
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
     evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0
+
+    def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
+        state = super().observe(proposal, verdict, state)
+        kept = torch.where(proposal.num_calls > 0, 1.0, KEPT).to(state["cost"].dtype)
+        return {**state, **{name: state[name] * kept for name in self.fading}}
 
     def posterior(self, state: State) -> Tensor:
         """The mean acceptance of the text's drafted tokens [B]: of a Beta distribution, after `acceptance` and `evidence`."""

@@ -16,6 +16,9 @@ what the text shows of them:
 
     s = min(1, (tokens accepted so far + n) / (sum of the products of all tokens drafted so far + n)),    n = `evidence`
 
+With every round that drafts nothing a tenth of these counts fades: such a round shows nothing, and else a text that has
+rejected some tokens would never be drafted for again.
+
 Under block verification (method=block_rate) more than the product is kept; the rule is then a cautious one.
 """
 
@@ -54,6 +57,7 @@ class Rate(PricedDraft, Thresholded):
     name = "rate"
     reads_states: ClassVar[bool] = True
     counts = (*PricedDraft.counts, "expected")
+    fading = (*PricedDraft.fading, "expected")
     round_values: ClassVar = {**PricedDraft.round_values, "correction": 1.0}
     estimator: DrawnEstimator
     cost_ratio: Ratio = None

@@ -68,6 +68,7 @@ class TreeRate(PricedDraft):
 
     name = "tree_rate"
     counts = (*PricedDraft.counts, "expected")
+    fading = (*PricedDraft.fading, "expected")
     round_values: ClassVar = {"depth": 0.0, "promised": 0.0, "reading": 0.0, "correction": 1.0}
     furthest: ClassVar[int] = WIDEST
     chooses_nodes: ClassVar[bool] = True

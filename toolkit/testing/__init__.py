@@ -226,7 +226,9 @@ def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, 
             alone[row] = policy.observe(*_verified(drafted[part], length[part], most), state)
         if isinstance(policy, Thresholded) and not policy.uses_history:
             for key, value in policy.init(3, torch.device("cpu")).items():
-                assert torch.equal(together[key], value), f"{key} lives on after a round; replays score every round anew"
+                assert torch.equal(together[key], value), (
+                    f"{key} lives on after a round; replays score every round anew"
+                )
     for key, value in together.items():
         assert torch.equal(value, torch.cat([state[key] for state in alone])), f"{key} mixes rows"
 
