@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from tests.toolkit.stopping.test_policies import step_of
+from toolkit import config
 from toolkit.acceptance import MatchEstimator
 from toolkit.costs.load import LoadCost
 from toolkit.costs.table import CostTable
 from toolkit.stopping import BatchRate, BestSource, Bounded, LookupRate, Rate
 from toolkit.stopping.planner import ahead, worth
 from toolkit.stopping.prices import PriceTable
-from toolkit.types import Match, Proposal, Verdict
+from toolkit.testing import table_pair
+from toolkit.types import Match, Proposal, RoundCounts, Verdict
 
 CPU = torch.device("cpu")
 FALLING = CostTable(1, (1, 2, 3, 5, 9), (128, 512), ((0.060, 0.118, 0.149, 0.112, 0.122),) * 2, (0.012, 0.012))
@@ -226,3 +228,25 @@ def test_a_draft_goes_on_past_a_column_that_costs_more_than_it_brings(kind):
         step.live = live
         _, go_on = policy.step(step, state)
         assert bool(go_on) == expected
+
+
+@pytest.mark.parametrize("name", ["rate", "best_source", "tree_rate"])
+def test_a_text_that_rejected_drafts_is_drafted_for_again(name):
+    """Three rejected rounds stop it at dear columns; some rounds later, which showed nothing, it begins again."""
+    words = ["policy.costs=published/nemotron-30b-a3b:.1", "max_drafted=6"]
+    words += ["policy.max_nodes=7"] if name == "tree_rate" else []
+    policy, live = config.method(name, words).bind(table_pair()).policy, torch.tensor([True])
+    state = policy.init(1, torch.device("cpu"))
+    if name == "best_source":
+        state = {**state, "gain": torch.tensor([0.0])}
+    rejected, nothing = (RoundCounts(*(torch.tensor([n]) for n in counts)) for counts in ((4, 4, 0), (0, 0, 0)))
+    assert bool(policy.begin(live, state)[1])
+    for _ in range(3):
+        state = policy.observe(
+            rejected, rejected, {**state, "depth": torch.tensor([1.0])} if name == "tree_rate" else state
+        )
+    assert not bool(policy.begin(live, state)[1])
+    waited = 0
+    while not bool(policy.begin(live, state)[1]) and waited < 100:
+        state, waited = policy.observe(nothing, nothing, state), waited + 1
+    assert 1 < waited < 60
