@@ -163,7 +163,8 @@ def test_every_rule_is_a_methods():
 
 
 # Arguments that a policy gets from its method, when it is bound.
-SET_BY_THE_METHOD = {"deepest", "prices", "table", "known", "weights", "lookup", "reading", "blocks", "calibration"}
+SET_BY_THE_METHOD = {"deepest", "prices", "table", "known", "weights", "lookup", "reading", "blocks", "calibration",
+                     "levels", "outputs"}  # fmt: skip
 # groups, and objects that no config can write
 BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", *SET_BY_THE_METHOD}
 
