@@ -24,6 +24,7 @@ from toolkit.costs.load import LoadCost
 from toolkit.costs.measure import measure
 from toolkit.decoding import Sampling, decode
 from toolkit.engine import Session
+from toolkit.errors import answer_signals
 
 DOMAINS = ("instruct", "math", "code")
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
@@ -188,4 +189,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_signals()
     main()
