@@ -210,6 +210,7 @@ def test_grammars_are_told_apart_and_read_from_files(llamas, tmp_path):
     (own,) = generate(llamas, PROMPTS[:1], "autoregressive", grammar=json.dumps(SCHEMA), **shared)
     (read,) = generate(llamas, PROMPTS[:1], "autoregressive", grammar=str(path), **shared)
     assert read.token_ids == own.token_ids
+    assert grammar_of(llamas, Sampling(grammar=json.dumps({**SCHEMA, "description": "x" * 400}))), "too long for a path"
     (lark,) = generate(llamas, PROMPTS[:1], "autoregressive", grammar='start: "on " ("a" | "mat")', **shared)
     assert lark.text in ("on a", "on mat")
     (anything,) = generate(llamas, PROMPTS[:1], "autoregressive", grammar="json", **shared)

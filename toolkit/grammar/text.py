@@ -11,6 +11,7 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -121,7 +122,7 @@ def _source(text: str | Mapping[str, Any]) -> str:
     """The text of a grammar, of a file its content."""
     if isinstance(text, Mapping):
         return json.dumps(text)
-    if len(text) < 1000 and "\n" not in text and Path(text).is_file():
+    if os.path.isfile(text):  # False for texts that are no paths, as too long ones
         return Path(text).read_text(encoding="utf-8")
     if re.fullmatch(r"[\w./~-]+\.(json|lark|regex|txt)", text):
         raise InputError(f"grammar: expected a grammar or a file of one, found no file {text}")

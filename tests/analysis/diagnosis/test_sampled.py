@@ -60,9 +60,9 @@ def toy():
     return ModelPair.toy()
 
 
-def result_of(toy, tmp_path, count=40, most=64, said=1.0, first=0, words=(), **mistake):
+def result_of(toy, tmp_path, count=40, most=64, beginning=1.0, first=0, words=(), **mistake):
     path = SamplingEngine(toy, **mistake).answer(questions(count, first), toy.encode, most, tmp_path / "answers.jsonl")
-    return diagnosed(path, f"sampling.temperature={said}", *words)
+    return diagnosed(path, f"sampling.temperature={beginning}", *words)
 
 
 PLANTED = {
@@ -96,8 +96,8 @@ def test_likelihoods_name_what_the_counts_were_drawn_from(planted):
     several = sampled_explanations(rounds, {AS_IT_SHOULD_BE: terms_of(right, text), cause: terms_of(other, text)})
     result = of_rounds(rounds, several, Bootstrap(200))
     assert result["explained_by"] == (["another scheme"] if planted else []) and result["different"] == []
-    said = "explained by: another scheme (log-likelihood ratio" if planted else "as it should be: 600 rounds"
-    assert said in result["sentence"]
+    beginning = "explained by: another scheme (log-likelihood ratio" if planted else "as it should be: 600 rounds"
+    assert beginning in result["sentence"]
     names = {AS_IT_SHOULD_BE: terms_of(right, text)}
     alone = of_rounds(rounds, sampled_explanations(rounds, names), Bootstrap(200))
     assert alone["positions"][0]["expected"] == pytest.approx(right[:, 0].mean())
@@ -116,7 +116,7 @@ def test_planted_mistakes_are_named_and_clean_runs_are_not_accused(toy, tmp_path
         (cause,) = result_of(toy, tmp_path, **mistake)["explained_by"]
         assert cause.startswith(name)
     for number, temperature in enumerate((0.7, 1.0, 0.7, 1.0)):
-        clean = {"temperature": temperature, "said": temperature, "seed": 1 + number, "first": 14 * number}
+        clean = {"temperature": temperature, "beginning": temperature, "seed": 1 + number, "first": 14 * number}
         assert result_of(toy, tmp_path, 24, **clean)["sentence"].startswith("as it should be")
 
 

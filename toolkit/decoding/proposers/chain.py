@@ -109,8 +109,8 @@ class ChainProposer(TextProposer):
             torch.stack(tokens[:longest], 1),
             torch.cat([q.unsqueeze(1) for q in draft_probs[:longest]], 1),
         )
-        alone_at = None if walk is None else torch.stack(certain[:longest], 1)
-        return Proposal(drawn_tokens, probs, num_drafted, num_calls, certain=alone_at, valid=numbers.valid()), state
+        certain_at = None if walk is None else torch.stack(certain[:longest], 1)
+        return Proposal(drawn_tokens, probs, num_drafted, num_calls, certain=certain_at, valid=numbers.valid()), state
 
     def _read(self, context: DraftContext, tokens: list[Tensor], num_read: int) -> Reading:
         """Let the draft read what it has not read: of the context, if num_read is -1, and of the drafted tokens."""
