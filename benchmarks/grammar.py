@@ -1,7 +1,8 @@
 """python -m benchmarks.grammar: structured output of SmolLM2-135M, twelve schemas: what is certain, what drafts add, what fits.
 
-    --texts 240     texts whose answers are parsed and validated by `jsonschema`, T = 1, in batches of 8; 0: none
-    --prompts 2     prompts of each schema that every method decodes, batch 1, T = 0 and 1
+    --texts 500     texts whose answers are parsed and validated by `jsonschema`, T = 1, in batches of 8; 0: none
+    --prompts 60    prompts that every method decodes, of the schemas in turn, batch 1
+    --target T --draft D --methods forced best_source --temperatures 0     another pair; some methods and temperatures
 
 Tokens per cost are counted: a round costs a target forward pass over its width and its draft forward passes, at the costs that
 are measured here. Plain masked decoding, a token per forward pass, makes 1. Rows:
@@ -24,14 +25,19 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+import llguidance
+import llguidance.hf
+import llguidance.torch
 import numpy as np
 import pandas as pd
+import torch
 from jsonschema import ValidationError, validate
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, with_interval
-from benchmarks.evidence import ROOT, machine
-from benchmarks.real.folder import weights
+from benchmarks.evidence import machine
+from benchmarks.real.folder import FOLDER, weights
 from benchmarks.real.steps import SHIPPED, model
 from toolkit import ModelPair, config
 from toolkit.costs.kept import costs_here
@@ -48,6 +54,8 @@ TEXTS = (
     "Anna Berg, 34, a nurse from Oslo, ordered two green lamps and a chair on 3 May; she paid 189 euros by card.",
     "The storm hit Lisbon on Friday evening. Twelve trees fell, nobody was hurt, and trains were late until Sunday.",
     "Please book a table for five at Luigi's tomorrow at 19:30, near the window, and remind me an hour before.",
+    "Version 2.4 of the reader opens large files in half the time; the price stays at 12 dollars a month. I like it.",
+    "Our flight to Rome left Vienna on 2 June at 7:15 with 140 people on board, and my red suitcase stayed behind.",
 )
 
 
@@ -61,19 +69,16 @@ class Unmasked(ChainProposer):
         return super().propose(replace(context, grammars=None), policy, state)
 
 
-def requests(name: str, count: int) -> list[dict[str, Any]]:
-    """Prompts of a schema, each with its grammar."""
-    task, schema = SCHEMAS[name].values()
-    fields = ", ".join(schema["properties"])
-    return [
-        {
-            "messages": [
-                {"role": "user", "content": f"{task} of this text as JSON with {fields}.\n\n{TEXTS[n % len(TEXTS)]}"}
-            ],
-            "grammar": schema,
-        }
-        for n in range(count)
-    ]
+def requests(count: int) -> list[tuple[str, dict[str, Any]]]:
+    """Prompts of the schemas in turn: the schema's name, and the request with its grammar."""
+    prompts = []
+    for number in range(count):
+        turn, at = divmod(number, len(SCHEMAS))
+        name = [*SCHEMAS][at]
+        task, schema = SCHEMAS[name].values()
+        content = f"{task} of this text as JSON with {', '.join(schema['properties'])}.\n\n{TEXTS[turn % len(TEXTS)]}"
+        prompts.append((name, {"messages": [{"role": "user", "content": content}], "grammar": schema}))
+    return prompts
 
 
 def methods() -> dict[str, Method]:
@@ -103,11 +108,13 @@ def certain(pair: ModelPair, generation: Generation, schema: dict[str, Any]) -> 
     return count
 
 
-def compared(pair: ModelPair, count: int, temperature: float, table: CostTable) -> tuple[pd.DataFrame, pd.DataFrame]:
+def compared(
+    pair: ModelPair, count: int, temperature: float, table: CostTable, names: Sequence[str]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """By method tokens per cost and CPU seconds per token; by schema what is certain, and what was reached."""
-    prompts = [(name, request) for name in SCHEMAS for request in requests(name, count)]
+    prompts = requests(count)
     bootstrap, lines, plain, reached = Bootstrap(), [], None, {}
-    for name, method in methods().items():
+    for name, method in ((name, method) for name, method in methods().items() if name in names):
         rows = []
         for number, (_, request) in enumerate(prompts):
             started = process_time()
@@ -136,15 +143,49 @@ def compared(pair: ModelPair, count: int, temperature: float, table: CostTable) 
         alone = sum(certain(pair, each, SCHEMAS[schema]["schema"]) for each in texts)
         speeds = {name: sum(r[0] for r in rows) / sum(r[1] for r in rows) for name, rows in by_method.items()}
         most = f"{tokens / max(tokens - alone, 1):.2f}"
-        shares.append({"schema": schema, "certain": f"{alone} of {tokens}", "1 / (1 - share)": most,
-                       **{name: f"{speeds[name]:.2f}" for name in ("forced", "rate", "best_source")}})  # fmt: skip
+        shown = {each: f"{speeds[each]:.2f}" for each in ("forced", "rate", "best_source") if each in speeds}
+        shares.append({"schema": schema, "certain": f"{alone} of {tokens}", "1 / (1 - share)": most, **shown})
     return pd.DataFrame(lines), pd.DataFrame(shares)
+
+
+class Masks(LogitsProcessor):
+    """transformers' own greedy decoding under a grammar: llguidance's masks by its tokenizer and matcher alone."""
+
+    def __init__(self, pair: ModelPair, schema: dict[str, Any], prompt_length: int):
+        tokenizer: Any = pair.tokenizer
+        reader = llguidance.hf.from_tokenizer(tokenizer, n_vocab=pair.vocab_size, eos_token=list(pair.end_ids))
+        compact = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=compact)
+        self.matcher, self.read = llguidance.LLMatcher(reader, grammar), prompt_length
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        for token in input_ids[0, self.read :].tolist():
+            assert self.matcher.consume_token(token)
+        self.read = input_ids.shape[1]
+        bits = llguidance.torch.allocate_token_bitmask(1, scores.shape[-1])
+        llguidance.torch.fill_next_token_bitmask(self.matcher, bits, 0)
+        llguidance.torch.apply_token_bitmask_inplace(scores, bits)
+        return scores
+
+
+def equal_to_transformers(pair: ModelPair, count: int) -> str:
+    """How many greedy texts are those of transformers with a processor of masks."""
+    equal = 0
+    for _, request in (prompts := requests(count)):
+        (text,) = decode(pair, [request], config.method("autoregressive"), Sampling(0.0, max_new_tokens=TOKENS))
+        prompt = torch.tensor([text.prompt_ids])
+        masks = LogitsProcessorList([Masks(pair, request["grammar"], prompt.shape[1])])
+        settings = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": list(pair.end_ids)}
+        output = pair.target.generate(
+            prompt, attention_mask=torch.ones_like(prompt), logits_processor=masks, **settings
+        )
+        equal += output[0, prompt.shape[1] :].tolist() == list(text.token_ids)
+    return f"{equal} of {len(prompts)} greedy texts equal those of transformers with llguidance's masks"
 
 
 def fitting(pair: ModelPair, count: int) -> str:
     """How many sampled texts fit their schema, parsed and validated by another library."""
-    names = [*SCHEMAS]
-    prompts: Sequence[dict[str, Any]] = [requests(names[n % len(names)], n // len(names) + 1)[-1] for n in range(count)]
+    prompts = [request for _, request in requests(count)]
     texts = decode(pair, prompts, config.method("autoregressive"), Sampling(max_new_tokens=TOKENS), batch_size=8)
     cut = invalid = 0
     for text, request in zip(texts, prompts, strict=True):
@@ -160,21 +201,25 @@ def fitting(pair: ModelPair, count: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=240)
-    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--texts", type=int, default=500)
+    parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--methods", nargs="+", choices=[*methods()], default=[*methods()])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     options = parser.parse_args()
-    Path(ROOT / "outputs" / "real").mkdir(parents=True, exist_ok=True)
-    model()
-    pair = ModelPair.from_pretrained(str(weights()), str(SHIPPED), writable=False)
+    if options.target is None:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        model()
+    pair = ModelPair.from_pretrained(options.target or str(weights()), options.draft or str(SHIPPED), writable=False)
     table = costs_here(pair)[0][0]
     print(machine(), flush=True)
     if options.texts:
         print(fitting(pair, options.texts), flush=True)
-    for temperature in (0.0, 1.0) if options.prompts else ():
-        lines, shares = compared(pair, options.prompts, temperature, table)
-        print(
-            f"\nT = {temperature:g}, {len(SCHEMAS) * options.prompts} prompts\n\n{markdown(lines)}\n\n{markdown(shares)}\n"
-        )
+        print(equal_to_transformers(pair, options.prompts), flush=True)
+    for temperature in options.temperatures if options.prompts else ():
+        lines, shares = compared(pair, options.prompts, temperature, table, options.methods)
+        print(f"\nT = {temperature:g}, {options.prompts} prompts\n\n{markdown(lines)}\n\n{markdown(shares)}\n")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@
     make engines ARGS="page"                     the page of what was counted so far
     make engines ARGS="forecast --target T.gguf --draft D.gguf --out FOLDER"      alone: `benchmarks.engines.forecast`
 
-Steps: install, drafts, vllm, llamacpp, example, page. Run it again to go on after an interruption: environments, drafts and
-answers are kept; other drafts, targets or sizes need another folder (--out). Eight questions of Spec-Bench, one of a kind, 64
-tokens each at T = 0 and 1. The target is that of `make real`, SmolLM2-135M-Instruct. Drafts, where none are named, are trained
-for minutes: they are weak, and what is compared are counts. K is given, not advised: three drafted tokens, eight copied ones.
-Costs decide whether drafting pays. Only the example (`examples/with_vllm.py`) asks that, at costs that are given, too: one
-request is cheap to draft for, eight are not.
+Steps: install, drafts, vllm, structured, llamacpp, example, page. Run it again to go on after an interruption: environments,
+drafts and answers are kept; other drafts, targets or sizes need another folder (--out). Twenty questions of Spec-Bench, the
+shortest of each kind in turn, 64 tokens each at T = 0 and 1; then a JSON schema in each of twelve requests. The target is that
+of `make real`, SmolLM2-135M-Instruct. Drafts, where none are named, are trained for minutes: they are weak; what is compared
+are counts. K is given, not advised: three drafted tokens, eight copied ones. Costs decide whether drafting pays. Only the
+example (`examples/with_vllm.py`) asks that, at costs that are given, too: one request is cheap to draft for, eight are not.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ from analysis import diagnose
 from analysis.loads.engine_answers import ask_xllamacpp
 from analysis.loads.exports import write_exports
 from benchmarks.engines import matrix
-from benchmarks.engines.counts import FirstOccurrence, decoded, read_answers, replayed
+from benchmarks.engines.counts import Answer, FirstOccurrence, Rounds, decoded, read_answers, replayed
 from benchmarks.engines.forecast import forecast
 from benchmarks.engines.install import ENGINES, install, python_of
 from benchmarks.engines.page import Compared, Summed, page, summed_table
+from benchmarks.engines.structured import ask_schemas, table
 from benchmarks.engines.vllm_server import answers_of, ask, started
 from benchmarks.evidence import ROOT, machine
 from benchmarks.real.folder import rows_of, stage, weights
 from benchmarks.real.steps import model
 from toolkit import ModelPair, config
 from toolkit.decoding import Method, Sampling, decode
+from toolkit.decoding.proposers import PromptLookupProposer
 from toolkit.errors import InputError, answer_signals
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.models.pair import resolve
 
-STEPS = ("install", "drafts", "vllm", "llamacpp", "example", "page")
+STEPS = ("install", "drafts", "vllm", "structured", "llamacpp", "example", "page")
 TEMPERATURES = (0, 1)
 DRAFTED, COPIED = 3, 8  # K of draft models, and of copies
 COSTS = """model,batch,width,context,seconds
@@ -99,6 +101,10 @@ class Work:
                 )
         write_json(path, {**kept, **settings})
 
+    def pages(self, draft: str) -> Path:
+        """Where the /metrics pages lie that were read after each answer at T = 0."""
+        return self.folder / f"vllm-{draft}-pages"
+
     def note(self, **seconds: float) -> None:
         """Add to the seconds that steps took."""
         path = self.folder / "seconds.json"
@@ -119,7 +125,7 @@ def main() -> None:
     parser.add_argument("--draft", help="a separate draft with the target's whole vocabulary")
     parser.add_argument("--eagle3", help="a draft that reads the target's states")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
-    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--questions", type=int, default=20)
     options = parser.parse_args()
     steps, engines = [[name for name in options.names if name in names] for names in (STEPS, ENGINES)]
     if options.names == ["forecast"]:
@@ -155,7 +161,8 @@ def main() -> None:
     path = work.folder / "drafts.json"
     work = replace(work, drafts={**(read_json(path) if path.exists() else {}), **work.drafts})
     work.check()
-    for name, step in (("vllm", serve_vllm), ("llamacpp", serve_llamacpp), ("example", run_example)):
+    serving = {"vllm": serve_vllm, "structured": serve_structured, "llamacpp": serve_llamacpp, "example": run_example}
+    for name, step in serving.items():
         if name in steps:
             started_at = perf_counter()
             try:
@@ -168,28 +175,32 @@ def main() -> None:
 
 
 def drafts(work: Work) -> None:
-    """Drafts for what was not named: three of the target's layers, and one that reads its states; minutes each."""
+    """Drafts for what was not named: three of the target's layers, and two that read its states; minutes each."""
     path = work.folder / "drafts.json"
     by_name = {**(read_json(path) if path.exists() else {}), **work.drafts}
-    if len(by_name) < 2:
+    if len(by_name) < 3:
         words = [f"pair.target={work.target}", "pair.draft=null"]
         prompts = [f"prompts.path={work.data / 'instructions_train.jsonl'}", "prompts.split=train", "prompts.limit=256"]
         responses = stage("data_gen.responses", *words, *SHARED, *prompts, "batch_size=32", folder=work.folder)
         words += [f'responses=["{responses}"]', "vocabulary=8000", "teacher=cached", "trainer.max_epochs=4"]
         separate = stage("toolkit.distill", *words, "layers=3", "exports=[plain,gguf]", folder=work.folder)
         reading = stage("toolkit.distill", "kind=eagle3", *words, folder=work.folder)
-        by_name = {"standalone": str(separate / "draft_plain"), "EAGLE-3": str(reading / "draft"), **by_name}
+        blocks = stage("toolkit.distill", "kind=dflash", "loss=cross_entropy", *words, folder=work.folder)
+        own = {"standalone": separate / "draft_plain", "EAGLE-3": reading / "draft", "DFlash": blocks / "draft"}
+        by_name = {**{name: str(folder) for name, folder in own.items()}, **by_name}
     write_json(path, by_name)
 
 
 def prompts(work: Work) -> list[list[int]]:
-    """Token ids of the questions, the first of each kind, of these the shortest; written once."""
+    """Token ids of the questions, the shortest of each kind in turn; written once."""
     path = work.folder / "prompts.json"
     if not path.exists():
         rows = pd.DataFrame(rows_of(work.data / "spec_bench.jsonl"))
-        kinds = rows.groupby("category", sort=False).head(1).messages.tolist()
+        rows = rows.assign(size=rows.messages.map(lambda messages: len(str(messages))))
+        by_kind = rows.sort_values("size", kind="stable").groupby("category", sort=False)
+        rows = rows.assign(turn=by_kind.cumcount()).sort_values(["turn", "size"], kind="stable")
         pair = ModelPair.from_pretrained(str(work.target))
-        chosen = sorted(kinds, key=lambda messages: len(str(messages)))[: work.questions]
+        chosen = rows.messages.tolist()[: work.questions]
         write_json(path, [pair.encode(messages) for messages in chosen])
     sequences: list[list[int]] = read_json(path)
     return sequences
@@ -233,11 +244,19 @@ def serve_vllm(work: Work) -> None:
             with started(python, str(work.target), options, work.folder / f"vllm-{name}.log") as server:
                 for temperature in missing:
                     path = work.answers("vllm", name, temperature)
-                    ask(server, sequences, float(temperature), work.tokens, path)
-                write_text(work.folder / f"vllm-{name}-metrics.txt", server.get("/metrics"))
+                    pages = ask(server, sequences, float(temperature), work.tokens, path)
+                    for number, text in enumerate(pages if temperature == 0 else []):
+                        write_text(work.pages(name) / f"{number:03}.txt", text)
         except InputError as error:
             print(f"vllm, {name}: {error}")
             matrix.note(work.folder / "rows.csv", [matrix.row("vLLM", KINDS[name], f"refused: {error}")])
+
+
+def serve_structured(work: Work) -> None:
+    """vLLM with the separate draft and a JSON schema in every request."""
+    print("vllm, structured: starting", flush=True)
+    settings = vllm_config(work, "standalone")
+    ask_schemas(python_of("vllm", work.engines), str(work.target), settings, work.answers("vllm", "structured", 0))
 
 
 def serve_llamacpp(work: Work) -> None:
@@ -266,7 +285,7 @@ def run_example(work: Work) -> None:
 
 def write_page(work: Work) -> None:
     """Decode and replay here what was served, and write the page."""
-    compared, first = [], perf_counter()
+    compared, watches, first = [], list[str](), perf_counter()
     for name in (*work.drafts, "lookup", "copies"):
         method, most = method_here(name), COPIED if name in ("lookup", "copies") else DRAFTED
         pair = ModelPair.from_pretrained(str(work.target), work.drafts.get(name))
@@ -280,9 +299,18 @@ def write_page(work: Work) -> None:
             rounds, tokens = decoded(pair, answers, method, sampling)
             replay = replayed(pair, answers, method, sampling, work.folder / "traces")
             why = diagnosis(work, name, path) if name in work.drafts else ""
-            compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens, why))
+            last = PromptLookupProposer(max_ngram=3, min_ngram=1) if name == "lookup" else None
+            compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens, why, last))
+            if temperature == 0:
+                watches.append(f"- vLLM, {name}: {watch(work, name, answers, rounds)}")
     sums = summed(work) if answers_of(work.answers("llamacpp", "standalone", 0)) else []
-    tables = [summed_table("llama.cpp, standalone", sums)] if sums else []
+    tables = [
+        "Has acceptance fallen below that of decoding here? (`analysis.diagnose counts=`, T = 0)",
+        "\n".join(watches),
+    ]
+    if answers_of(schemas := work.answers("vllm", "structured", 0)):
+        tables.append(table(str(work.target), work.separate, method_here("standalone"), DRAFTED, schemas))
+    tables += [summed_table("llama.cpp, standalone", sums)] if sums else []
     matrix.note(work.folder / "rows.csv", rows(compared, sums))
     work.note(here=perf_counter() - first)
     minutes = ", ".join(
@@ -320,6 +348,28 @@ def diagnosis(work: Work, name: str, path: Path) -> str:
         folder = diagnose.run(config.compose("diagnose", [*words, f"paths.root_dir={work.folder}"]))
     except InputError as error:  # too few rounds
         return f"no diagnosis ({error})"
+    return str(read_json(folder / "diagnosis.json")["sentence"])
+
+
+def watch(work: Work, name: str, answers: Sequence[Answer], rounds: Sequence[Rounds]) -> str:
+    """The sentence of `analysis.diagnose counts=` for the server's own pages, beside decoding the same questions here."""
+    lines = [
+        {
+            "prompt_token_ids": answer.prompt_ids,
+            "token_ids": answer.token_ids,
+            "per_step_drafted": [drafted for _, drafted, _ in several],
+            "per_step_accepted": [accepted for _, _, accepted in several],
+        }
+        for answer, several in zip(answers, rounds, strict=True)
+    ]
+    baseline = work.folder / f"here-{name}.jsonl"
+    write_text(baseline, "".join(json.dumps(line) + "\n" for line in lines))
+    pages = [str(path) for path in sorted(work.pages(name).glob("*.txt"))]
+    words = [f"counts={json.dumps(pages)}", f"baseline={baseline}", f"paths.root_dir={work.folder}"]
+    try:
+        folder = diagnose.run(config.compose("diagnose", words))
+    except InputError as error:  # an interrupted server, or too few texts
+        return f"no watch ({error})"
     return str(read_json(folder / "diagnosis.json")["sentence"])
 
 

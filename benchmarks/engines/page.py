@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,8 @@ from analysis.diagnosis.compare import explanations
 from analysis.diagnosis.sentence import of_rounds
 from analysis.tables.bootstrap import Bootstrap
 from benchmarks.engines.counts import Answer, Rounds, interval, positions, whole
-from toolkit.drafts.causes import AS_IT_SHOULD_BE
+from toolkit.decoding.proposers.copying import CopyProposer
+from toolkit.drafts.causes import AS_IT_SHOULD_BE, Cause
 from toolkit.errors import InputError
 
 FEWEST = 20  # rounds of one position, below which an interval over texts says nothing
@@ -42,6 +44,7 @@ class Compared:
 
     tokens  of the decoded texts, after each answer's first one;  most  K
     diagnosis  sentence of `analysis.diagnose`; "": that of these rounds, without causes
+    lookup  what copies here, where the engine takes the first of several occurrences
     """
 
     name: str
@@ -52,6 +55,7 @@ class Compared:
     decoding: Sequence[Rounds]
     tokens: Sequence[Sequence[int]]
     diagnosis: str = ""
+    lookup: CopyProposer | None = None
 
     def sentence(self) -> str:
         """Why the engine accepts what it accepts, as `analysis.diagnose` says it."""
@@ -67,8 +71,23 @@ class Compared:
         rounds = pd.DataFrame(lines, columns=["text", "start", "drafted", "accepted", "replay"])
         rounds = rounds.assign(third=1, category="")
         replays = {AS_IT_SHOULD_BE: rounds.pop("replay").to_numpy()}
+        if self.lookup is not None:
+            first = Cause("the first of several occurrences is copied")
+            replays = {AS_IT_SHOULD_BE: np.array(self._copied(self.lookup)), first: replays[AS_IT_SHOULD_BE]}
         result = of_rounds(rounds, explanations(rounds, replays), BOOTSTRAP)
         return f"{self.name}, T = {self.temperature}: {result['sentence']}."
+
+    def _copied(self, lookup: CopyProposer) -> list[int]:
+        """Accepted tokens of what another lookup copies in the engine's rounds."""
+        accepted = []
+        for answer, rounds in zip(self.answers, self.replay, strict=True):
+            prompt, text = answer.text
+            for start, drafted, _ in rounds:
+                if drafted and start + self.most + 1 <= len(text):
+                    copied = lookup.lookup([*prompt, *text[:start]], self.most, ()).tokens
+                    same = (own == after for own, after in zip(copied, text[start:], strict=False))
+                    accepted.append(sum(takewhile(bool, same)))
+        return accepted
 
     def lines(self) -> list[str]:
         """The rows of the table."""

@@ -117,9 +117,20 @@ def answers_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines_of(whole) if line]
 
 
-def ask(server: Server, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int, path: Path) -> None:
-    """Ask what `path` has no answer to yet, and add each answer as it comes. Raises InputError for a server that ends."""
-    answers = answers_of(path)
+def ask(
+    server: Server,
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+    max_tokens: int,
+    path: Path,
+    grammars: Sequence[Mapping[str, Any]] = (),
+) -> list[str]:
+    """Ask what `path` has no answer to yet, and add each answer as it comes. Returns the /metrics page after every answer.
+
+    grammars  JSON schemas of the answers, one per prompt; (): texts are free
+    Raises InputError for a server that ends.
+    """
+    answers, pages = answers_of(path), []
     write_text(path, "".join(json.dumps(answer) + "\n" for answer in answers))
     for number, prompt in enumerate(prompts):
         if number < len(answers):
@@ -128,7 +139,11 @@ def ask(server: Server, prompts: Sequence[Sequence[int]], temperature: float, ma
             "model": "target", "prompt": list(prompt), "max_tokens": max_tokens, "temperature": temperature,
             "seed": number, "return_token_ids": True, "top_p": 1.0, "top_k": 0,
         }  # fmt: skip
+        if grammars:
+            body["structured_outputs"] = {"json": grammars[number]}
         answer = server.get("/v1/completions", body)
         with path.open("a", encoding="utf-8") as file:
             file.write(answer.strip() + "\n")
+        pages.append(server.get("/metrics"))
         print(f"  {path.stem}: {number + 1} of {len(prompts)}", file=sys.stderr, flush=True)
+    return pages
