@@ -4,6 +4,8 @@ Every forward pass is priced as it is made: the target's by the tokens that it r
 tables: this processor's, measured now, and an H100's, modelled for Llama 8B and 1B. Settings are chosen on dev prompts, fixed
 trees, EAGLE-2's, and chains alike; figures are of test prompts. Tokens per cost of plain decoding, with intervals over prompts;
 `less` is the difference of `tree_rate` from each line, paired by prompt. Writes trees-T.csv and the costs beside it.
+
+    --target T --draft D --prompts FILE.jsonl     another pair, the first of these questions for dev, and a few settings alone
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import pandas as pd
 
 from analysis.loads.costs import SHAPES, modelled
 from analysis.tables.bootstrap import Bootstrap
+from benchmarks.real.folder import rows_of
 from toolkit import ModelPair, config
 from toolkit.costs.load import LoadCost
 from toolkit.costs.measure import measure
 from toolkit.decoding import Sampling, decode
 from toolkit.engine import Session
 from toolkit.errors import answer_signals
+from toolkit.types import Prompt
 
 DOMAINS = ("instruct", "math", "code")
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
@@ -43,6 +47,7 @@ TREES = (
     "8x4x2x1x1",
 )
 NODES, DEPTHS = (8, 16, 32, 60), (2, 4, 6, 8)
+FEW_CHAINS, FEW_TREES, FEW_NODES, FEW_DEPTHS = (2, 4, 6), ("2x2x1", "4x2x1", "4x2x2x1"), (8, 32), (4,)
 
 
 @dataclass(frozen=True)
@@ -55,20 +60,22 @@ class Setting:
     priced: bool = False
 
 
-def settings(temperature: float) -> list[Setting]:
-    trees = [("specinfer", ("proposer.scheme=top_k",))] + ([("mcsd", ())] if temperature else [])
+def settings(temperature: float, few: bool = False) -> list[Setting]:
+    trees = [("specinfer", ("proposer.scheme=top_k",))] + ([("mcsd", ())] if temperature and not few else [])
+    chains = [f"policy.num_drafted={k}" for k in FEW_CHAINS] if few else FIXED
+    shapes, nodes, depths = (FEW_TREES, FEW_NODES, FEW_DEPTHS) if few else (TREES, NODES, DEPTHS)
     eagle = ["policy.estimator.confidence=true", "proposer.width=10"]
     return [
         Setting("plain", "autoregressive"),
-        *(Setting("best fixed K", "speculative", (word,)) for word in FIXED),
+        *(Setting("best fixed K", "speculative", (word,)) for word in chains),
         Setting("rate", "rate", priced=True),
         *(
             Setting("best fixed tree", name, (*words, f"proposer.k_config={shape}"))
-            for (name, words), shape in product(trees, TREES)
+            for (name, words), shape in product(trees, shapes)
         ),
         *(
             Setting("EAGLE-2's tree", "tree_rate", (*eagle, f"policy.num_nodes={m}", f"max_drafted={depth}"))
-            for m, depth in product(NODES, DEPTHS)
+            for m, depth in product(nodes, depths)
         ),
         Setting("tree_rate", "tree_rate", priced=True),
         Setting("tree_rate, q itself", "tree_rate", ("policy.estimator.confidence=true",), priced=True),
@@ -99,7 +106,7 @@ class Meter:
         return total
 
 
-def run(pair: ModelPair, meter: Meter, setting: Setting, prompts: Sequence[str], tables: dict[str, LoadCost], folder: Path,
+def run(pair: ModelPair, meter: Meter, setting: Setting, prompts: Sequence[Prompt], tables: dict[str, LoadCost], folder: Path,
         sampling: Sampling) -> pd.DataFrame:  # fmt: skip
     """Tokens and costs of every prompt by table; those that read no table are decoded once."""
     lines = []
@@ -119,8 +126,8 @@ def run(pair: ModelPair, meter: Meter, setting: Setting, prompts: Sequence[str],
     return pd.DataFrame(lines)
 
 
-def prompts_of(split: str, limit: int) -> list[str]:
-    """So many prompts of each domain."""
+def prompts_of(split: str, limit: int) -> list[Prompt]:
+    """So many toy prompts of each domain."""
     return [
         prompt.prompt
         for domain in DOMAINS
@@ -154,13 +161,23 @@ def figures(tests: pd.DataFrame, table: str) -> pd.DataFrame:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--dev", type=int, default=8, help="prompts of a domain that settings are chosen on")
-    parser.add_argument("--test", type=int, default=20, help="prompts of a domain that are reported")
+    parser.add_argument("--dev", type=int, default=8, help="prompts (of a toy domain) that settings are chosen on")
+    parser.add_argument("--test", type=int, default=20, help="prompts (of a toy domain) that are reported")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--folder", type=Path, default=Path("outputs/trees"))
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("--prompts", type=Path)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    pair = config.instantiate(config.compose("decode", []).pair)
+    few = arguments.target is not None
+    if few:
+        pair = ModelPair.from_pretrained(arguments.target, arguments.draft, writable=False)
+        asked = [row["messages"] for row in rows_of(arguments.prompts)]
+        dev_prompts, test_prompts = asked[: arguments.dev], asked[arguments.dev :][: arguments.test]
+    else:
+        pair = config.instantiate(config.compose("decode", []).pair)
+        dev_prompts, test_prompts = prompts_of("dev", arguments.dev), prompts_of("test", arguments.test)
     tables = {}
     for name in ("cpu", "h100"):
         path = arguments.folder / f"{name}.json"
@@ -171,17 +188,16 @@ def main() -> None:
     meter = Meter(pair)
     sampling = Sampling(temperature=arguments.temperature, max_new_tokens=arguments.tokens)
     common = (tables, arguments.folder.resolve(), sampling)
-    dev = pd.concat(
-        [run(pair, meter, each, prompts_of("dev", arguments.dev), *common) for each in settings(sampling.temperature)]
-    )
+    every = settings(sampling.temperature, few)
+    dev = pd.concat([run(pair, meter, each, dev_prompts, *common) for each in every])
     totals = dev.groupby(["table", "line", "setting"])[["tokens", "cost"]].sum()
     chosen = (totals.tokens / totals.cost).groupby(["table", "line"]).idxmax()
-    wanted, tests = prompts_of("test", arguments.test), []
-    for each in settings(sampling.temperature):
+    tests = []
+    for each in every:
         setting = " ".join([each.method, *each.overrides])
         chosen_for = [table for table, line, best in chosen if (line, best) == (each.line, setting)]
         if chosen_for:
-            tests.append(run(pair, meter, each, wanted, {name: tables[name] for name in chosen_for}, *common[1:]))
+            tests.append(run(pair, meter, each, test_prompts, {name: tables[name] for name in chosen_for}, *common[1:]))
     result = pd.concat([figures(pd.concat(tests), table) for table in tables])
     dev.to_csv(arguments.folder / f"dev-{sampling.temperature:g}.csv", index=False)
     result.to_csv(arguments.folder / f"trees-{sampling.temperature:g}.csv", index=False, float_format="%.4f")
