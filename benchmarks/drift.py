@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -106,7 +105,8 @@ def main() -> None:
     for step in range(STEPS + 1):
         if step:
             learn(target, learnt, options.rate)
-            pools.append(served(replace(pair, target=target), TEXTS, 1 + step))
+            moved = ModelPair(copy.deepcopy(target), pair.draft, tokenizer=pair.tokenizer, end_ids=pair.end_ids)
+            pools.append(served(moved, TEXTS, 1 + step))
         counts = counts_of(pools[-1], MOST)
         shares.append(float(counts.accepted[:, 0].sum() / counts.reached[:, 0].sum()))
         print(f"step {step}: position 1 accepts {shares[-1]:.3f}", flush=True)

@@ -262,6 +262,7 @@ def test_every_key_of_a_command_has_a_type_and_a_meaning_and_faults_are_one_line
     [
         ("train", ["experimnt=toy_head"], "unknown key 'experimnt': did you mean experiment"),
         ("train", ["+trainer.max_step=3"], "unknown key 'trainer.max_step': did you mean trainer.max_steps"),
+        ("decode", ["policy.num_drafted=3"], "unknown key 'policy': did you mean method.policy"),
         ("decode", ["sampling.temperature=hot"], "sampling.temperature: expected a number of at least 0, got 'hot'"),
         ("decode", ["pair.revision=x"], "pair.revision is not in the config yet: expected +pair.revision=VALUE"),
         ("sweep", ["grid={tail: {}}"], "grid is chosen by name: for a mapping of your own expected ~grid"),

@@ -181,4 +181,12 @@ def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputE
         return InputError(f"{key} is chosen by name: for a mapping of your own expected ~{key} '+{key}={{...}}'")
     if name in names or (not parent and choices(key)):
         return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
+    if not names:  # what is not there is the parent
+        return unknown_name("key", parent, _sections(plain(composed(config_name, others))))
     return unknown_name("key", key, [f"{parent}.{other}".lstrip(".") for other in names])
+
+
+def _sections(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of all mappings in a config."""
+    inside = [(f"{prefix}{name}", value) for name, value in values.items() if isinstance(value, Mapping)]
+    return [each for name, value in inside for each in (name, *_sections(value, f"{name}."))]
