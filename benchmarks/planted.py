@@ -8,11 +8,14 @@ position 1, counted and expected; what was named. Lines that are there are not m
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
 from analysis import diagnose
 from benchmarks.evidence import ROOT, machine
@@ -20,8 +23,14 @@ from benchmarks.real.folder import rows_of
 from data_gen.texts import read_responses
 from tests.analysis.diagnosis.engine import BlockEngine, EagleEngine, Engine
 from toolkit import ModelPair, config
+from toolkit.decoding import ChainProposer, Method, Sampling, decode
+from toolkit.decoding.proposers.base import DraftContext
+from toolkit.decoding.proposers.copying import point_masses
 from toolkit.errors import answer_signals
 from toolkit.files.atomic import read_json, write_text
+from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.types import Proposal
+from toolkit.verification.rules.rejection import Rejection
 
 Mistakes = Mapping[str, Mapping[str, Any]]
 SEPARATE: Mistakes = {
@@ -56,6 +65,55 @@ KINDS: Mapping[str, tuple[type[Engine], Mistakes]] = {
 }  # fmt: skip
 
 
+class PointMasses(Rejection):
+    """A rejection rule that takes every drafted token for the draft's only one."""
+
+    def accept(
+        self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, num_drafted: Tensor, uniforms: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        masses = point_masses(tokens, draft_probs.shape[-1], draft_probs.dtype)
+        return super().accept(target_probs, masses, tokens, num_drafted, uniforms)
+
+
+class DraftTopP(ChainProposer):
+    """A chain whose draft alone has a top-p."""
+
+    def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
+        return super().propose(replace(context, sampling=replace(context.sampling, top_p=0.5)), policy, state)
+
+
+SAMPLING = "T = 1"  # the kind of these lines
+CHAIN = config.method("speculative", ["policy.num_drafted=4"])
+GREEDY = replace(CHAIN, draft_temperature=0.0)
+SAMPLED: Mapping[str, tuple[Method, float]] = {  # and the temperature of the texts
+    "none": (CHAIN, 1.0),
+    "top tokens, accepted where the target draws them": (GREEDY, 1.0),
+    "drawn, accepted only where the target draws the same": (replace(CHAIN, rule=PointMasses()), 1.0),
+    "the draft's temperature halved": (replace(CHAIN, draft_temperature=0.5), 1.0),
+    "top-p .5 of the draft alone": (replace(CHAIN, proposer=DraftTopP()), 1.0),
+    "texts of temperature .6": (CHAIN, 0.6),
+}
+
+
+def decoded(pair: ModelPair, prompts: Sequence[Sequence[int]], planted: str, most: int, path: Path) -> Path:
+    """Write answers of decoding here with a mistake; the first token comes without a draft. Returns the path."""
+    method, temperature = SAMPLED[planted]
+    sampling = Sampling(temperature, max_new_tokens=1, seed=1)
+    firsts = decode(pair, prompts, config.method("autoregressive"), sampling, batch_size=len(prompts))
+    texts = [[*prompt, *first.token_ids] for prompt, first in zip(prompts, firsts, strict=True)]
+    lines = []
+    for number, text in enumerate(
+        decode(pair, texts, method, replace(sampling, max_new_tokens=most), batch_size=len(texts))
+    ):
+        counts = {
+            "per_step_drafted": [each.num_drafted for each in text.rounds],
+            "per_step_accepted": [each.num_accepted for each in text.rounds],
+        }
+        tokens = [*firsts[number].token_ids, *text.token_ids]
+        lines.append({"prompt_token_ids": list(prompts[number]), "token_ids": tokens, **counts})
+    return write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
 class Templated(Engine):
     """Prompts without their chat template are the question alone."""
 
@@ -70,7 +128,8 @@ def line_of(kind: str, planted: str, answers: Path, words: list[str]) -> dict[st
     words = [f"responses={answers}", f"paths.root_dir={answers.parent}", "windows=[64]", *words]
     result = read_json(diagnose.run(config.compose("diagnose", words)) / "diagnosis.json")
     first = result["positions"][0]
-    equal = [each["equal"] for each in result["causes"][:2]] + ["", ""]
+    name = "log_likelihood_ratio" if kind == SAMPLING else "equal"
+    equal = [round(each[name]) for each in result["causes"][:2]] + ["", ""]
     return {
         "draft": kind,
         "planted": planted,
@@ -117,6 +176,17 @@ def main() -> None:
             served = (Templated if engine is Engine else engine)(pair, **mistake)
             answers = served.answer(written, options.out / f"{kind}-{name.replace(' ', '-')}.jsonl")
             lines.append(line_of(kind, name, answers, [f"pair.target={options.target}", f"pair.draft={draft}"]))
+            write_text(path, pd.DataFrame(lines).to_csv(index=False))
+            print(lines[-1], flush=True)
+        for name in SAMPLED if kind == "separate" else ():
+            if (options.only or "") not in name or any((SAMPLING, name) == (e["draft"], e["planted"]) for e in lines):
+                continue
+            prompts = [list(prompt) for _, _, prompt, _ in written]
+            answers = decoded(
+                pair, prompts, name, options.tokens, options.out / f"sampled-{name.replace(' ', '-')}.jsonl"
+            )
+            words = [f"pair.target={options.target}", f"pair.draft={draft}", "sampling.temperature=1"]
+            lines.append(line_of(SAMPLING, name, answers, words))
             write_text(path, pd.DataFrame(lines).to_csv(index=False))
             print(lines[-1], flush=True)
 
