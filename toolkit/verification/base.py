@@ -222,7 +222,7 @@ class TreeRule(TextRule):
         nodes = candidate_nodes(proposal)
         draft_probs, real = candidate_probs(proposal), nodes >= 0
         check_distribution("target_probs", target_probs, (len(nodes), proposal.num_nodes + 1))
-        check_distribution("draft_probs", draft_probs, nodes.shape, target_probs.shape[-1])
+        check_distribution("draft_probs", draft_probs, nodes.shape, target_probs.shape[-1] if nodes.shape[1] else None)
         self._check_candidates(draft_probs, proposal.tokens.gather(1, nodes.clamp(min=0)), nodes, real)
         return self._distribution(proposal, target_probs)
 
@@ -368,7 +368,9 @@ def candidate_probs(proposal: Proposal) -> Tensor:
     """The distribution [B, M, V] that each candidate was drawn from."""
     rows = torch.arange(len(proposal.tokens), device=proposal.tokens.device).unsqueeze(1)
     num_candidates = candidate_nodes(proposal).shape[1]
-    drawn_from = torch.arange(num_candidates, device=rows.device) if proposal.drawn_from is None else proposal.drawn_from
+    drawn_from = (
+        torch.arange(num_candidates, device=rows.device) if proposal.drawn_from is None else proposal.drawn_from
+    )
     return proposal.draft_probs[rows, drawn_from]
 
 

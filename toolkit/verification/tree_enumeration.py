@@ -14,7 +14,9 @@ from toolkit.verification.base import TreeRule
 from toolkit.verification.chain_enumeration import PrefixTables
 from toolkit.verification.enumeration import candidate_tuples, draft_distributions
 
-Chains = list[tuple[tuple[int, ...], Tensor]]  # every drawn text with what its last token was drawn from, level by level
+Chains = list[
+    tuple[tuple[int, ...], Tensor]
+]  # every drawn text with what its last token was drawn from, level by level
 
 
 def drawn_trees(scheme: str, k_config: Sequence[int], tables: PrefixTables) -> list[tuple[float, Chains]]:
