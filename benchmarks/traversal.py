@@ -1,8 +1,8 @@
-"""python -m benchmarks.traversal: traversal verification beside the rules that walk from the root, at equal trees of the toy pair.
+"""python -m benchmarks.traversal: traversal verification beside rules that walk from the root, at equal trees of the toy pair.
 
-Prompts are decoded one at a time by a rule that walks from the root. In every round the expected tokens of both rules are summed up over
-the round's own tree, so that no acceptance draw adds noise: P(at least d tokens are kept | the first d levels), over d. By how
-many per cent traversal verification has more, with 95 % intervals over prompts, paired. Chains (1x1x1x1) show block
+Prompts are decoded one at a time by a rule that walks from the root. In every round expected tokens of both rules are summed up
+over the round's own tree, so that no acceptance draw adds noise: P(at least d tokens are kept | the first d levels), over d.
+By how many per cent traversal verification has more, with 95 % intervals over prompts, paired. Chains (1x1x1x1) show block
 verification over rejection.
 """
 

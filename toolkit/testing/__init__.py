@@ -33,8 +33,7 @@ from toolkit.types import STEP_NAMES, DraftStep, Match, Proposal, Step, Verdict
 from toolkit.verification import LayerRule, PathRule, SelectionRule, TreeRule
 from toolkit.verification.chain_enumeration import PrefixTables, chain_error
 from toolkit.verification.enumeration import beam_distribution, emission
-from toolkit.verification.enumeration import draft_distributions as draft_distributions
-from toolkit.verification.tree_enumeration import tree_error
+from toolkit.verification.schemes import candidates
 
 VOCAB = 61
 COMMON = {"vocab_size": VOCAB, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -282,14 +281,11 @@ def rule_error(
 ) -> float:
     """Largest total variation between what a rule emits and the target's distribution, by enumeration in float64.
 
-    0 up to rounding if the rule is lossless. depth: tokens of a chain, levels of a tree of two chains, candidates
-    of a node, or of a layer with two beams.
+    0 up to rounding if the rule is lossless. depth: tokens of a chain (trees, too), candidates of a node or layer.
     """
     tables = [PrefixTables(vocab_size, depth, seed) for seed in range(seeds)]
-    if isinstance(rule, PathRule):
+    if isinstance(rule, PathRule | TreeRule):
         return max(chain_error(rule, table) for table in tables)
-    if isinstance(rule, TreeRule):
-        return max(tree_error(rule, rule.schemes[0], (2, *[1] * (depth - 1)), table) for table in tables)
     p, q = (torch.stack([table[()] for table in side]) for side in ([t.p for t in tables], [t.q for t in tables]))
     if isinstance(rule, LayerRule):
         errors = []  # of two output beams, against the product of p's
@@ -306,6 +302,16 @@ def dirichlet_pairs(num_pairs: int, vocab_size: int = 4, seed: int = 0) -> tuple
     """p, q [P, V] from the uniform Dirichlet distribution, in float64."""
     p, q = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(vocab_size), (2, num_pairs)))
     return p, q
+
+
+def draft_distributions(q: Tensor, num_drafts: int, scheme: str) -> Tensor:
+    """draft_probs [P, K, V]: one distribution for all candidates, or other pairs' distributions for independent ones."""
+    if scheme == "independent":
+        return torch.stack([q.roll(3 * k, 0) for k in range(num_drafts)], 1)
+    if scheme == "top_k":  # a point mass on each of the most probable
+        tokens, _ = candidates(scheme, q, torch.zeros(num_drafts))
+        return torch.nn.functional.one_hot(tokens, q.shape[-1]).to(q.dtype)
+    return q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous()
 
 
 # -- whole outputs ----------------------------------------------------------------------------------------------------

@@ -214,25 +214,20 @@ class TreeRule(TextRule):
     """A rule for a whole draft tree: at which node the accepted path ends."""
 
     def distribution(self, proposal: Proposal, target_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """P(the path ends at node n - 1, the context at n = 0) [B, N + 1], and the extra token's distribution there [B, N + 1, V].
+        """P(the path ends at a node) [B, N + 1], and the extra token's distribution there [B, N + 1, V]; index 0: the context.
 
-        target_probs [B, N + 1, V]. float64 in, float64 out. Parents and earlier siblings stand before a candidate. Raises
-        InputError if these are not distributions, or if the candidates could not have been drawn.
+        target_probs [B, N + 1, V]. float64 in, float64 out. A parent stands before its children among the candidates.
+        Raises InputError if these are not distributions, or if the candidates could not have been drawn.
         """
-        nodes = candidate_nodes(proposal)
-        draft_probs, real = candidate_probs(proposal), nodes >= 0
+        nodes, draft_probs = candidate_nodes(proposal), candidate_probs(proposal)
         check_distribution("target_probs", target_probs, (len(nodes), proposal.num_nodes + 1))
         check_distribution("draft_probs", draft_probs, nodes.shape, target_probs.shape[-1] if nodes.shape[1] else None)
-        self._check_candidates(draft_probs, proposal.tokens.gather(1, nodes.clamp(min=0)), nodes, real)
+        check_support(draft_probs, proposal.tokens.gather(1, nodes.clamp(min=0)), nodes >= 0)
         return self._distribution(proposal, target_probs)
 
     @abstractmethod
     def _distribution(self, proposal: Proposal, target_probs: Tensor) -> tuple[Tensor, Tensor]:
         """`distribution` without checks; 0 at nodes that fill the batch."""
-
-    def _check_candidates(self, draft_probs: Tensor, tokens: Tensor, nodes: Tensor, real: Tensor) -> None:
-        """Raises InputError if the rule's scheme cannot produce these candidates [B, M]."""
-        check_support(draft_probs, tokens, real)
 
     def verify(self, proposal: Proposal, target_probs: Tensor, uniforms: Tensor) -> Verdict:
         """Draw the last node with the first test, then the extra token with the node's own number."""
@@ -242,11 +237,9 @@ class TreeRule(TextRule):
         end = draw(ends.nan_to_num(1.0), pad(tests, (0, 1))[:, 0])  # nothing drafted: any number will do
         distribution = residuals[rows, end]
         extra = draw(distribution.nan_to_num(1.0), extras.gather(1, end.unsqueeze(1)).squeeze(1))
-        valid = holds_numbers(proposal, target_probs) & (distribution.sum(-1) > 0)
-        nodes = candidate_nodes(proposal)
-        bonus = ~((candidate_parents(proposal) == (end - 1).unsqueeze(1)) & (nodes >= 0)).any(1)
-        path = path_to(proposal, end - 1)
-        return Verdict(path, (path >= 0).sum(1), extra, bonus, valid)
+        below = (candidate_parents(proposal) == (end - 1).unsqueeze(1)) & (candidate_nodes(proposal) >= 0)
+        valid, path = holds_numbers(proposal, target_probs) & (distribution.sum(-1) > 0), path_to(proposal, end - 1)
+        return Verdict(path, (path >= 0).sum(1), extra, ~below.any(1), valid)
 
 
 def acceptance(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -366,12 +359,11 @@ def candidate_parents(proposal: Proposal) -> Tensor:
 
 def candidate_probs(proposal: Proposal) -> Tensor:
     """The distribution [B, M, V] that each candidate was drawn from."""
-    rows = torch.arange(len(proposal.tokens), device=proposal.tokens.device).unsqueeze(1)
-    num_candidates = candidate_nodes(proposal).shape[1]
-    drawn_from = (
-        torch.arange(num_candidates, device=rows.device) if proposal.drawn_from is None else proposal.drawn_from
-    )
-    return proposal.draft_probs[rows, drawn_from]
+    if proposal.drawn_from is None:
+        return proposal.draft_probs[:, : candidate_nodes(proposal).shape[1]]
+    return proposal.draft_probs[
+        torch.arange(len(proposal.tokens), device=proposal.tokens.device).unsqueeze(1), proposal.drawn_from
+    ]
 
 
 def path_to(proposal: Proposal, end: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from toolkit.errors import unknown_name
 from toolkit.verification.base import SelectionRule
 from toolkit.verification.layer import LayerRule
-from toolkit.verification.schemes import SCHEMES, candidates, num_distinct
+from toolkit.verification.schemes import SCHEMES, num_distinct
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,6 @@ def candidate_tuples(scheme: str, draft_probs: Tensor) -> Tuples:
         tuple_probs = tuple_probs * torch.where((k < counts).unsqueeze(1), drawn, (column == 0).to(drawn.dtype))
         left = left if repeats else left.scatter(-1, index, 0.0)
     return Tuples(tokens, tuple_probs, counts)
-
-
-def draft_distributions(q: Tensor, num_drafts: int, scheme: str) -> Tensor:
-    """draft_probs [P, K, V]: one distribution for all candidates, or other pairs' distributions for independent ones."""
-    if scheme == "independent":
-        return torch.stack([q.roll(3 * k, 0) for k in range(num_drafts)], 1)
-    if scheme == "top_k":  # a point mass on each of the most probable
-        tokens, _ = candidates(scheme, q, torch.zeros(num_drafts))
-        return torch.nn.functional.one_hot(tokens, q.shape[-1]).to(q.dtype)
-    return q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous()
 
 
 def emission(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.tree_enumeration import drawn_trees, proposal_of, tree_error, tree_outputs
 from toolkit import config, verification
 from toolkit.decoding import Method, Sampling, TreeProposer, decode
 from toolkit.errors import InputError
@@ -20,7 +21,6 @@ from toolkit.verification import TreeRule
 from toolkit.verification.base import candidate_nodes, candidate_parents, candidate_probs, normalized, num_uniforms
 from toolkit.verification.chain_enumeration import PrefixTables, chain_outputs, expected_lengths
 from toolkit.verification.rules.traversal import Traversal
-from toolkit.verification.tree_enumeration import drawn_trees, proposal_of, tree_error, tree_outputs
 
 RULES = [name for name in verification.names() if isinstance(verification.get(name), TreeRule)]
 DECLARED = [(name, scheme) for name in RULES for scheme in verification.get(name).schemes]
@@ -244,10 +244,11 @@ def test_bad_input_is_refused_in_a_line():
     with pytest.raises(InputError, match=r"^target_probs: expected shape"):
         Traversal().distribution(proposal, p[:, :1])
     with pytest.raises(InputError, match=r"^draft_probs: expected distributions that sum to 1"):
-        Traversal().distribution(Proposal(proposal.tokens, proposal.draft_probs * 0.9, proposal.num_drafted,
-                                          proposal.num_calls, proposal.parents, candidates=proposal.candidates), p)  # fmt: skip
-    with pytest.raises(InputError, match=r"^candidates: expected different tokens"):
-        verification.get("traversal_without_replacement").distribution(proposal, p)
+        Traversal().distribution(replace(proposal, draft_probs=proposal.draft_probs * 0.9), p)
+    tokens = proposal.tokens.gather(1, proposal.candidates)
+    point = torch.nn.functional.one_hot((tokens + 1) % 3, 3).to(p.dtype)
+    with pytest.raises(InputError, match=r"^candidates: expected tokens that their draft distribution can produce"):
+        Traversal().distribution(replace(proposal, draft_probs=point), p)
 
 
 # -- whole texts ------------------------------------------------------------------------------------------------------

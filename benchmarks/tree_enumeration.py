@@ -9,10 +9,11 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from toolkit.testing import draft_distributions
 from toolkit.types import Proposal
-from toolkit.verification.base import TreeRule
+from toolkit.verification import TreeRule
 from toolkit.verification.chain_enumeration import PrefixTables
-from toolkit.verification.enumeration import candidate_tuples, draft_distributions
+from toolkit.verification.enumeration import candidate_tuples
 
 Chains = list[
     tuple[tuple[int, ...], Tensor]
