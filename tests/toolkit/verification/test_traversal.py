@@ -39,7 +39,7 @@ class Node:
 
 
 class Slow(TreeRule):
-    """Algorithm 2, one row and one leaf at a time; `mistake` plants one."""
+    """The algorithm, one row and one leaf at a time; `mistake` plants one."""
 
     name, lossless = "slow", True
 
@@ -110,7 +110,7 @@ def test_exact_by_enumeration_of_every_tree(name, scheme, vocab_size, k_config):
 @pytest.mark.parametrize(("name", "scheme"), DECLARED)
 def test_the_slow_version_agrees_at_every_node(name, scheme):
     """Rows of different size: equal draws are one node."""
-    for seed, k_config in enumerate([(2, 2), (2, 1, 1), (1, 2, 1)]):
+    for seed, k_config in enumerate([(2, 2), (1, 2, 1)]):
         proposal, p = trees(scheme, k_config, seed)
         ends, residuals = verification.get(name).distribution(proposal, p)
         expected, slow = Slow(scheme).distribution(proposal, p)

@@ -1,6 +1,6 @@
 """Traversal verification: a draft tree is verified from its leaves up, each path as a whole; exact.
 
-Paper: Weng et al., Traversal Verification for Speculative Tree Decoding (arXiv:2505.12398), Algorithm 2; restated in
+Paper: Weng et al., Traversal Verification for Speculative Tree Decoding (arXiv:2505.12398); restated in
 docs/papers/traversal.md. On a chain it is block verification (arXiv:2403.10444).
 theirs -> ours: M_b -> p, target_probs; M_s -> q, draft_probs; p^ini and p_acc -> weight; M_b' -> left.
 Deviations: the weights do not depend on the tests, so P(the path ends at a node) is a product, and the last node one draw.
