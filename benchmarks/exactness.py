@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.gpu_exactness import logit_gap, parting
+from benchmarks.tree_enumeration import tree_error
 from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
@@ -23,13 +24,14 @@ from toolkit.errors import answer_signals
 from toolkit.metrics import total
 from toolkit.testing import dirichlet_pairs, draft_distributions, output_pvalue, random_heads, table_pair
 from toolkit.types import Generation
-from toolkit.verification import LayerRule, PathRule, SelectionRule, get, names
+from toolkit.verification import LayerRule, PathRule, SelectionRule, TreeRule, get, names
 from toolkit.verification.chain_enumeration import PrefixTables, chain_error, chain_outputs, expected_lengths
 from toolkit.verification.enumeration import beam_distribution, candidate_tuples, emission, optimum
 
 LEVEL = 0.01  # of all chi-square tests together (Bonferroni)
 DOMAINS = ("instruct", "math", "code")
 CHAINS = ((2, 3), (3, 2), (3, 3), (4, 2), (5, 2))  # vocabulary V, drafted tokens K
+TREES = ((2, (2, 2)), (2, (1, 2, 2)), (2, (7,)), (3, (3, 1)), (3, (2, 1, 1)))  # vocabulary V, children per level
 VOCABULARIES, CANDIDATES = (2, 3, 4), (1, 2, 3, 4)
 LAYERS = ((2, 1, 1), (3, 2, 1), (4, 2, 2), (4, 3, 2), (3, 3, 3))  # beam-token pairs M, candidates W_S, output beams W
 
@@ -43,7 +45,8 @@ def rules(small: bool = False) -> str:
     lines = [
         f"All distributions are random, with zeros among their probabilities, in float64; {pairs} per size. Chains: all drafts "
         f"of K tokens, (V, K) = {', '.join(map(str, CHAINS))}. Nodes: all tuples of K = {CANDIDATES[0]}..{CANDIDATES[-1]} "
-        f"candidates, V = {VOCABULARIES[0]}..{VOCABULARIES[-1]}. Layers of beams: all candidates, (M, W_S, W) = "
+        f"candidates, V = {VOCABULARIES[0]}..{VOCABULARIES[-1]}. Trees: all draws of up to 7 nodes. "
+        "Layers of beams: all candidates, (M, W_S, W) = "
         f"{', '.join(map(str, LAYERS))}. *Further*: of lossless chain rules, by how much the expected length is off its "
         "formula; of nodes, by how much P(the emitted token was drafted) exceeds the optimum over all rules (negative: below).",
         "",
@@ -76,6 +79,10 @@ def errors(name: str, pairs: int) -> Iterator[tuple[str, str, float, str]]:
                     worst = max(worst, float((emitted.distribution - p).abs().sum(-1).max() / 2))
                     above = max(above, float((emitted.drafted - best).max()))
             yield "node", scheme, worst, f"{above:+.1e}"
+    elif isinstance(rule, TreeRule):
+        for scheme in rule.schemes:
+            tables = [(shape, PrefixTables(size, len(shape), seed)) for size, shape in TREES for seed in range(pairs)]
+            yield "tree", scheme, max(tree_error(rule, scheme, *one) for one in tables), ""
     elif isinstance(rule, LayerRule):
         for scheme in rule.schemes:
             worst = 0.0

@@ -42,8 +42,8 @@ from toolkit.testing import (
     tiny_eagle3,
     tiny_model,
 )
-from toolkit.types import Generation
-from toolkit.verification import LayerRule, PathRule, get, names
+from toolkit.types import Generation, Proposal
+from toolkit.verification import LayerRule, PathRule, TreeRule, get, names
 from toolkit.verification.schemes import candidates
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_neox", "opt", "gpt2", "olmo2", "qwen3_moe")
@@ -185,12 +185,22 @@ def distribution(name: str, device: torch.device, rows: int = 32) -> Finding:
     if name == SMALL_VOCABULARIES and importlib.util.find_spec("scipy") is None:
         return Finding(None, "needs scipy, which is not installed")
     arguments = _arguments(get(name), *((4, 6, 3) if name == SMALL_VOCABULARIES else (rows, 50, 4)))
-    expected = _tensors(get(name).distribution(*arguments))
-    got = _tensors(get(name).distribution(*(argument.to(device) for argument in arguments)))
+    expected, got = (
+        _tensors(_distribution(get(name), [argument.to(where) for argument in arguments])) for where in ("cpu", device)
+    )
     off = max(
         float((ours.cpu().double() - theirs.double()).abs().max()) for ours, theirs in zip(got, expected, strict=True)
     )
     return Finding(off <= DISTRIBUTIONS, f"off by {off:.1e}")
+
+
+def _distribution(rule: Any, arguments: list[Tensor]) -> Any:
+    """A rule's distribution; of a rule for trees that of chains from p, q and their tokens."""
+    if not isinstance(rule, TreeRule):
+        return rule.distribution(*arguments)
+    p, q, tokens = arguments
+    count = torch.full_like(tokens[:, 0], tokens.shape[1])
+    return rule.distribution(Proposal(tokens, q, count, count), p)
 
 
 def _arguments(rule: Any, rows: int, vocab_size: int, depth: int) -> list[Tensor]:
@@ -201,7 +211,7 @@ def _arguments(rule: Any, rows: int, vocab_size: int, depth: int) -> list[Tensor
         return (torch.randn(*shape, vocab_size, generator=generator, dtype=torch.float64) * 2).softmax(-1)
 
     uniforms = torch.rand(rows, depth, generator=generator, dtype=torch.float64)
-    if isinstance(rule, PathRule):
+    if isinstance(rule, PathRule | TreeRule):
         p, q = distributions(rows, depth + 1), distributions(rows, depth)
         return [p, q, candidates("independent", q, uniforms)[0]]
     p, q = distributions(rows), distributions(rows)

@@ -30,7 +30,7 @@ from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import Thresholded
 from toolkit.testing.blocks import check_anticipation as check_anticipation
 from toolkit.types import STEP_NAMES, DraftStep, Match, Proposal, Step, Verdict
-from toolkit.verification import LayerRule, PathRule, SelectionRule
+from toolkit.verification import LayerRule, PathRule, SelectionRule, TreeRule
 from toolkit.verification.chain_enumeration import PrefixTables, chain_error
 from toolkit.verification.enumeration import beam_distribution, emission
 from toolkit.verification.schemes import candidates
@@ -277,14 +277,14 @@ def _verified(drafted: Tensor, length: Tensor, most: int) -> tuple[Proposal, Ver
 
 
 def rule_error(
-    rule: PathRule | SelectionRule | LayerRule, vocab_size: int = 3, depth: int = 2, seeds: int = 4
+    rule: PathRule | SelectionRule | TreeRule | LayerRule, vocab_size: int = 3, depth: int = 2, seeds: int = 4
 ) -> float:
     """Largest total variation between what a rule emits and the target's distribution, by enumeration in float64.
 
-    0 up to rounding if the rule is lossless. depth: tokens of a chain, candidates of a node, or of a layer with two beams.
+    0 up to rounding if the rule is lossless. depth: tokens of a chain (trees, too), candidates of a node or layer.
     """
     tables = [PrefixTables(vocab_size, depth, seed) for seed in range(seeds)]
-    if isinstance(rule, PathRule):
+    if isinstance(rule, PathRule | TreeRule):
         return max(chain_error(rule, table) for table in tables)
     p, q = (torch.stack([table[()] for table in side]) for side in ([t.p for t in tables], [t.q for t in tables]))
     if isinstance(rule, LayerRule):

@@ -7,10 +7,10 @@ from typing import Any
 
 from toolkit.config.parts import classes_in
 from toolkit.errors import unknown_name
-from toolkit.verification.base import PathRule, Rule, SelectionRule, TextRule
+from toolkit.verification.base import PathRule, Rule, SelectionRule, TextRule, TreeRule
 from toolkit.verification.layer import LayerRule, Outcome
 
-__all__ = ["LayerRule", "Outcome", "PathRule", "Rule", "SelectionRule", "TextRule", "get", "names"]
+__all__ = ["LayerRule", "Outcome", "PathRule", "Rule", "SelectionRule", "TextRule", "TreeRule", "get", "names"]
 
 
 def names() -> list[str]:

@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from toolkit.errors import InputError
 from toolkit.sampling import draw
@@ -150,7 +151,7 @@ class SelectionRule(TextRule):
         """Walk from the context down the tree, all rows in step, until a node emits a token that is not its child."""
         _, tests, extras = split_uniforms(uniforms)
         table = candidate_table(proposal)
-        nodes = torch.nn.functional.pad(candidate_nodes(proposal), (0, 1), value=-1)  # the last one stands for none
+        nodes = pad(candidate_nodes(proposal), (0, 1), value=-1)  # the last one stands for none
         rows = torch.arange(len(target_probs), device=target_probs.device)
         node = torch.full_like(rows, -1)
         path = torch.full_like(proposal.tokens, -1)
@@ -207,6 +208,38 @@ class SelectionRule(TextRule):
         for k in reversed(range(at_node.shape[1])):
             chosen = torch.where(reached[:, k], at_node[:, k], chosen)
         return chosen, extra, residuals.sum(-1) > 0
+
+
+class TreeRule(TextRule):
+    """A rule for a whole draft tree: at which node the accepted path ends."""
+
+    def distribution(self, proposal: Proposal, target_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """P(the path ends at a node) [B, N + 1], and the extra token's distribution there [B, N + 1, V]; index 0: the context.
+
+        target_probs [B, N + 1, V]. float64 in, float64 out. A parent stands before its children among the candidates.
+        Raises InputError if these are not distributions, or if the candidates could not have been drawn.
+        """
+        nodes, draft_probs = candidate_nodes(proposal), candidate_probs(proposal)
+        check_distribution("target_probs", target_probs, (len(nodes), proposal.num_nodes + 1))
+        check_distribution("draft_probs", draft_probs, nodes.shape, target_probs.shape[-1] if nodes.shape[1] else None)
+        check_support(draft_probs, proposal.tokens.gather(1, nodes.clamp(min=0)), nodes >= 0)
+        return self._distribution(proposal, target_probs)
+
+    @abstractmethod
+    def _distribution(self, proposal: Proposal, target_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """`distribution` without checks; 0 at nodes that fill the batch."""
+
+    def verify(self, proposal: Proposal, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+        """Draw the last node with the first test, then the extra token with the node's own number."""
+        _, tests, extras = split_uniforms(uniforms)
+        ends, residuals = self._distribution(proposal, target_probs)
+        rows = torch.arange(len(ends), device=ends.device)
+        end = draw(ends.nan_to_num(1.0), pad(tests, (0, 1))[:, 0])  # nothing drafted: any number will do
+        distribution = residuals[rows, end]
+        extra = draw(distribution.nan_to_num(1.0), extras.gather(1, end.unsqueeze(1)).squeeze(1))
+        below = (candidate_parents(proposal) == (end - 1).unsqueeze(1)) & (candidate_nodes(proposal) >= 0)
+        valid, path = holds_numbers(proposal, target_probs) & (distribution.sum(-1) > 0), path_to(proposal, end - 1)
+        return Verdict(path, (path >= 0).sum(1), extra, ~below.any(1), valid)
 
 
 def acceptance(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -318,6 +351,33 @@ def candidate_nodes(proposal: Proposal) -> Tensor:
     return torch.where(nodes < proposal.num_drafted.unsqueeze(1), nodes, -1)
 
 
+def candidate_parents(proposal: Proposal) -> Tensor:
+    """The node [B, M] above each candidate, -1: the context; any node after the last."""
+    nodes = candidate_nodes(proposal)
+    return nodes - 1 if proposal.parents is None else proposal.parents.gather(1, nodes.clamp(min=0))
+
+
+def candidate_probs(proposal: Proposal) -> Tensor:
+    """The distribution [B, M, V] that each candidate was drawn from."""
+    if proposal.drawn_from is None:
+        return proposal.draft_probs[:, : candidate_nodes(proposal).shape[1]]
+    return proposal.draft_probs[
+        torch.arange(len(proposal.tokens), device=proposal.tokens.device).unsqueeze(1), proposal.drawn_from
+    ]
+
+
+def path_to(proposal: Proposal, end: Tensor) -> Tensor:
+    """The nodes [B, N] from the root to node `end` [B], -1 after it; `end` -1: none."""
+    nodes = torch.arange(proposal.num_nodes, device=end.device).expand_as(proposal.tokens)
+    parents = nodes - 1 if proposal.parents is None else proposal.parents
+    on_path = torch.zeros_like(nodes, dtype=torch.bool)
+    for _ in range(proposal.num_nodes):
+        on_path |= nodes == end.unsqueeze(1)
+        end = torch.where(end >= 0, parents.gather(1, end.clamp(min=0).unsqueeze(1)).squeeze(1), -1)
+    path = torch.where(on_path, nodes, proposal.num_nodes).sort(1).values  # a parent stands before its children
+    return torch.where(path < proposal.num_nodes, path, -1)
+
+
 def candidate_table(proposal: Proposal) -> Tensor:
     """Candidate ids [B, N + 1, K]: row 0 those at the context, row n + 1 those at node n; -1 after the last.
 
@@ -326,7 +386,7 @@ def candidate_table(proposal: Proposal) -> Tensor:
     num_rows, num_nodes = proposal.tokens.shape
     nodes = candidate_nodes(proposal)
     order, real = torch.arange(nodes.shape[1], device=nodes.device), nodes >= 0
-    above = nodes - 1 if proposal.parents is None else proposal.parents.gather(1, nodes.clamp(min=0))
+    above = candidate_parents(proposal)
     elder = (above.unsqueeze(2) == above.unsqueeze(1)) & real.unsqueeze(1) & (order < order.unsqueeze(1))
     rank = elder.sum(2)  # [B, M]: candidates of the same node before this one
     most = int(torch.where(real, rank + 1, 0).max()) if nodes.shape[1] else 0

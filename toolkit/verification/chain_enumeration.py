@@ -7,7 +7,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from toolkit.verification.base import PathRule
+from toolkit.types import Proposal
+from toolkit.verification.base import PathRule, TreeRule
 
 
 class PrefixTables:
@@ -39,7 +40,7 @@ class PrefixTables:
         return weights / weights.sum()
 
 
-def chain_outputs(rule: PathRule, tables: PrefixTables) -> tuple[dict[tuple[int, ...], float], float]:
+def chain_outputs(rule: PathRule | TreeRule, tables: PrefixTables) -> tuple[dict[tuple[int, ...], float], float]:
     """Distribution of the first depth + 1 emitted tokens (completed by p), and the expected accepted length."""
     depth, distribution, expected = tables.depth, dict[tuple[int, ...], float](), 0.0
     for drafted in product(range(tables.vocab_size), repeat=depth):
@@ -48,7 +49,7 @@ def chain_outputs(rule: PathRule, tables: PrefixTables) -> tuple[dict[tuple[int,
             continue
         p = torch.stack([tables.p[drafted[:i]] for i in range(depth + 1)])
         q = torch.stack([tables.q[drafted[:i]] for i in range(depth)])
-        lengths, residuals = rule.distribution(p, q, torch.tensor(drafted))
+        lengths, residuals = _on_chain(rule, p, q, torch.tensor(drafted))
         expected += drawn * float((lengths * torch.arange(depth + 1)).sum())
         for n, token in product(range(depth + 1), range(tables.vocab_size)):
             start = (*drafted[:n], token)
@@ -62,7 +63,15 @@ def chain_outputs(rule: PathRule, tables: PrefixTables) -> tuple[dict[tuple[int,
     return distribution, expected
 
 
-def chain_error(rule: PathRule, tables: PrefixTables) -> float:
+def _on_chain(rule: PathRule | TreeRule, p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    if isinstance(rule, PathRule):
+        return rule.distribution(p, q, tokens)
+    count = torch.tensor([len(tokens)])
+    ends, residuals = rule.distribution(Proposal(tokens.unsqueeze(0), q.unsqueeze(0), count, count), p.unsqueeze(0))
+    return ends[0], residuals[0]
+
+
+def chain_error(rule: PathRule | TreeRule, tables: PrefixTables) -> float:
     """Total variation between what a rule for chains emits and p's own tokens."""
     distribution, _ = chain_outputs(rule, tables)
     outputs = product(range(tables.vocab_size), repeat=tables.depth + 1)

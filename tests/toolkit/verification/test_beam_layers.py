@@ -11,7 +11,7 @@ from torch import Tensor
 from toolkit import verification
 from toolkit.errors import InputError
 from toolkit.sampling import draw
-from toolkit.verification import LayerRule, Outcome, PathRule, SelectionRule
+from toolkit.verification import LayerRule, Outcome, PathRule, SelectionRule, TreeRule
 from toolkit.verification.enumeration import beam_distribution
 from toolkit.verification.width import layer_width
 
@@ -123,7 +123,7 @@ class Slow(LayerRule):
 
 
 def test_every_rule_is_in_one_battery():
-    kinds = (PathRule, SelectionRule, LayerRule)
+    kinds = (PathRule, SelectionRule, TreeRule, LayerRule)
     assert all(sum(isinstance(verification.get(name), kind) for kind in kinds) == 1 for name in verification.names())
     assert "beam_layer" in LOSSLESS
 

@@ -13,14 +13,14 @@ from toolkit.errors import InputError
 from toolkit.sampling import draw
 from toolkit.testing import dirichlet_pairs, draft_distributions
 from toolkit.types import Proposal
-from toolkit.verification import LayerRule, PathRule, SelectionRule, base, schemes
+from toolkit.verification import LayerRule, PathRule, SelectionRule, TreeRule, base, schemes
 from toolkit.verification.enumeration import candidate_tuples, optimum
 from toolkit.verification.optimal import independent_bounds, optimal_acceptance, optimal_acceptances
 from toolkit.verification.width import acceptance_probs, fill_probs, layer_width
 
-PATHS, SELECTIONS, LAYERS = (
+PATHS, SELECTIONS, TREES, LAYERS = (
     [name for name in verification.names() if isinstance(verification.get(name), kind)]
-    for kind in (PathRule, SelectionRule, LayerRule)
+    for kind in (PathRule, SelectionRule, TreeRule, LayerRule)
 )
 HALF = torch.tensor([0.25, 0.75, 0.0], dtype=torch.float64), torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
 
@@ -190,7 +190,7 @@ def test_a_beam_is_kept_below_its_probability_and_not_at_it(name):
         assert verification.get(name).walk(p, q, torch.tensor([[0]]), real, one, given)[0].tolist() == [[kept]]
 
 
-@pytest.mark.parametrize("name", [*PATHS, *SELECTIONS])
+@pytest.mark.parametrize("name", [*PATHS, *SELECTIONS, *TREES])
 def test_a_token_that_p_does_not_have_is_never_emitted(name):
     """Token 2 is drafted and has no probability under p: not even the uniform 0 accepts it, alone or behind another."""
     p, q = HALF
@@ -253,7 +253,7 @@ class Redraws(SelectionRule):
         return accept, target_probs
 
 
-@pytest.mark.parametrize("rule", [*map(verification.get, SELECTIONS), Redraws()])
+@pytest.mark.parametrize("rule", [*map(verification.get, [*SELECTIONS, *TREES]), Redraws()])
 def test_a_smaller_tree_in_a_wider_batch_is_verified_as_if_it_were_alone(rule):
     """Rows of 0 to 6 nodes, one or two at the context and behind each of those."""
     rows = 70
@@ -277,7 +277,7 @@ def test_a_smaller_tree_in_a_wider_batch_is_verified_as_if_it_were_alone(rule):
     assert torch.equal(verdict.extra[count == 0], draw(target[count == 0, 0], drawn[count == 0, 12]))
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("name", [*SELECTIONS, *TREES])
 def test_candidates_may_share_the_distribution_they_were_drawn_from(name):
     """One distribution per node of the tree instead of one per candidate."""
     rule = verification.get(name)
@@ -297,7 +297,7 @@ def test_candidates_may_share_the_distribution_they_were_drawn_from(name):
     assert len(expected.length.unique()) > 1
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("name", [*SELECTIONS, *TREES])
 def test_one_row_may_go_on_where_another_one_has_ended(name):
     """One drafted token in each: accepted in the first row, without a probability in the second."""
     q = torch.tensor([0.5, 0.5], dtype=torch.float64).expand(2, 1, 2)
@@ -309,7 +309,7 @@ def test_one_row_may_go_on_where_another_one_has_ended(name):
     assert verdict.bonus.tolist() == [True, False] and int(verdict.extra[1]) == 1
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("name", [*SELECTIONS, *TREES])
 def test_rows_of_trees_say_what_is_not_a_distribution(name):
     rule, (p, q) = verification.get(name), HALF
     four = Proposal(

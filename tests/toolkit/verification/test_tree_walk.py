@@ -1,4 +1,4 @@
-"""Selection rules over trees: the emitted text follows the target, and a tree of width 1 is a chain."""
+"""Rules over trees: the emitted text follows the target, and a tree of width 1 is a chain."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 from toolkit import verification
 from toolkit.sampling import draw
 from toolkit.types import Proposal, Verdict
-from toolkit.verification import SelectionRule, schemes
+from toolkit.verification import SelectionRule, TreeRule, schemes
 from toolkit.verification.base import num_uniforms, split_uniforms
 
-RULES = [name for name in verification.names() if isinstance(verification.get(name), SelectionRule)]
+RULES = [name for name in verification.names() if isinstance(verification.get(name), (SelectionRule, TreeRule))]
 DECLARED = [(name, how) for name in RULES for how in verification.get(name).schemes]
 
 
@@ -23,7 +23,7 @@ def is_rejection(name: str) -> bool:
     return bool((accept - 1 / 3).abs().max() < 1e-6)
 
 
-REJECTION = [name for name in RULES if is_rejection(name)]
+REJECTION = [name for name in RULES if isinstance(verification.get(name), SelectionRule) and is_rejection(name)]
 
 
 def test_the_papers_rules_are_rejection_on_one_candidate():
