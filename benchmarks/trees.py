@@ -72,6 +72,7 @@ def settings(temperature: float) -> list[Setting]:
         ),
         Setting("tree_rate", "tree_rate", priced=True),
         Setting("tree_rate, q itself", "tree_rate", ("policy.estimator.confidence=true",), priced=True),
+        *([Setting("tree_rate, sampled", "tree_rate_sampled", priced=True)] if temperature else []),
     ]
 
 
