@@ -96,11 +96,11 @@ def block_pair(length: int = 4, markov: bool = True, vocab_size: int = 4, seed: 
 
 PARTS = 4  # probabilities of the enumerated tables are multiples of 1 / PARTS
 UNIFORMS = [(part + 0.5) / PARTS for part in range(PARTS)]
-MOST_ROUNDS = PARTS**6
+MOST_ROUNDS = PARTS**5
 RULES = {"iid": "specinfer", "independent": "specinfer", "top_k": "specinfer", "without_replacement": "mcsd",
          "greedy": "greedy_multi"}  # fmt: skip
 STATES = 3  # of a policy: fresh, and after so many rounds
-PAIRS, CHANGES = 2000, 4  # pairs of rows; changed rounds for each first one
+PAIRS, CHANGES, TREE_CHANGES = 2000, 4, 16  # pairs of rows; changed rounds for each first one
 NUM_ROWS, DEEPEST, LONGEST, EARLIER = 3, 8, 40, 5  # at most: of a batch, a round, a text, and rounds before
 
 
@@ -125,16 +125,16 @@ def check_anticipation(
     three rows and five rounds before, rounds of up to eight tokens (or `limit`, `deepest`). Not seen: what shows in one draw of
     a thousand, or only in longer rounds or larger batches. Enumerated are rounds of at most `most` tokens, after up to two
     others; q of two tokens is a multiple of 1/4, so that uniforms of four values stand for all. Trees are enumerated as deep
-    as they have at most six nodes.
+    as they have at most five nodes.
 
     policy    bound (`StoppingPolicy.bind`); heads are for states of `hidden_size`, a power of two
-    proposer  draws the token at depth k by a row's k-th uniform; a tree of at most six nodes by as many
+    proposer  draws the token at depth k by a row's k-th uniform; a tree of at most five nodes by as many
     """
     while most and len(UNIFORMS) ** proposer.max_nodes(most) > MOST_ROUNDS:
         most -= 1
     if not most:
         raise InputError(
-            f"check_anticipation: expected a tree of at most 6 nodes, got {proposer.max_nodes(1)} (proposer.num_nodes=6)"
+            f"check_anticipation: expected a tree of at most 5 nodes, got {proposer.max_nodes(1)} (proposer.num_nodes=5)"
         )
     _check_pairs(policy, proposer, hidden_size)
     bounded, worst = Bounded(policy, 0, most), 0.0
@@ -176,13 +176,13 @@ def _check_pairs(policy: StoppingPolicy, proposer: TextProposer, hidden_size: in
             start = _Start(bounded, proposer, draft, texts, room, state, (2,) if random() < 0.5 else ())
             uniforms = draws(num_rows)
             proposal, state = start.drafted(uniforms)
-            for _ in range(CHANGES // side_by_side):
-                if proposal.parents is not None:
-                    cut = (random(num_rows * CHANGES) * (1 + proposal.num_drafted.repeat_interleave(CHANGES))).long()
-                    changes = depths > cut.unsqueeze(1)
-                    changed = torch.where(changes, draws(len(cut)), uniforms.repeat_interleave(CHANGES, 0))
-                    check_children(proposal, start.repeated(CHANGES).drafted(changed)[0], CHANGES)
-                    continue
+            trees = proposal.parents is not None
+            if trees:
+                nodes = proposal.num_drafted.repeat_interleave(TREE_CHANGES)
+                changes = depths > (random(len(nodes)) * (1 + nodes)).long().unsqueeze(1)
+                changed = torch.where(changes, draws(len(nodes)), uniforms.repeat_interleave(TREE_CHANGES, 0))
+                check_children(proposal, start.repeated(TREE_CHANGES).drafted(changed)[0], TREE_CHANGES)
+            for _ in range(0 if trees else CHANGES // side_by_side):
                 sent = proposal.num_drafted.repeat_interleave(side_by_side)
                 first = 1 + (sent[int(random() * num_rows)].expand_as(sent) if policy.couples_rows else sent)
                 changes = depths >= torch.maximum(first, sent + 1).unsqueeze(1)
@@ -193,7 +193,7 @@ def _check_pairs(policy: StoppingPolicy, proposer: TextProposer, hidden_size: in
                     f"position {int(torch.minimum(sent, again)[differs].min()) + 1} is sent or left out by what is drawn there "
                     "or later, or by a neighbour: decide before drawing (`read`)"
                 )
-            num_pairs += CHANGES * sum(most > 0 for most in room)
+            num_pairs += (TREE_CHANGES if trees else CHANGES) * sum(most > 0 for most in room)
             state = bounded.observe(proposal, _random_verdict(proposal, generator), state)
 
 
@@ -302,9 +302,9 @@ def _error(rounds: Sequence[tuple[Proposal, int]], target: TabularModel, most: i
     def probability(text: Path, first: int = 0) -> float:
         return math.prod(float(target_probs(text[:n])[text[n]]) for n in range(first, len(text)))
 
-    different = {str(levels_of(*each)): each for each in rounds}
-    shares, totals = Counter(str(levels_of(*each)) for each in rounds), Counter[Path]()
-    for name, each in different.items():
+    names = [str(levels_of(*each)) for each in rounds]
+    shares, totals = Counter(names), Counter[Path]()
+    for name, each in dict(zip(names, rounds, strict=True)).items():
         for path, mass in emitted(*each, target_probs, rule).items():
             totals[path] += mass * shares[name] / len(rounds)
     error = 0.0

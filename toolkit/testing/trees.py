@@ -17,20 +17,21 @@ Path = tuple[int, ...]
 def paths_of(proposal: Proposal, row: int) -> list[Path]:
     """The tokens from the context to every node of a row that counts."""
     paths: list[Path] = []
-    for node, token in enumerate(proposal.tokens[row, : int(proposal.num_drafted[row])].tolist()):
-        parent = node - 1 if proposal.parents is None else int(proposal.parents[row, node])
+    tokens = proposal.tokens[row].tolist()[: int(proposal.num_drafted[row])]
+    parents = range(-1, len(tokens)) if proposal.parents is None else proposal.parents[row].tolist()
+    for token, parent in zip(tokens, parents, strict=False):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     return paths
 
 
 def levels_of(proposal: Proposal, row: int) -> list[list[Path]]:
     """The paths of a row's candidates level by level, in the order they are tried; equal draws each count."""
-    paths = paths_of(proposal, row)
-    candidates = [paths[node] for node in candidate_nodes(proposal)[row].tolist() if node >= 0]
-    return [
-        [path for path in candidates if len(path) == depth]
-        for depth in range(1, 1 + max(map(len, candidates), default=0))
-    ]
+    paths, levels = paths_of(proposal, row), list[list[Path]]()
+    nodes = range(len(paths)) if proposal.candidates is None else proposal.candidates[row].tolist()
+    for path in (paths[node] for node in nodes if node >= 0):
+        levels += [[] for _ in range(len(path) - len(levels))]
+        levels[len(path) - 1].append(path)
+    return levels
 
 
 def check_children(proposal: Proposal, again: Proposal, times: int) -> None:
