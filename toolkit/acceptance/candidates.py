@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from toolkit.acceptance.statistics import Logistic, StatisticsEstimator, input_n
 from toolkit.config.notes import File
 from toolkit.errors import InputError
 from toolkit.files.atomic import parse_json_file
-from toolkit.types import SMALLEST, Children
+from toolkit.types import SMALLEST, Children, Step
 
 NUMBERS = ("log odds", "log q", "log rank", "entropy")
 OUTPUTS = ("sampled", "greedy")
@@ -91,20 +91,19 @@ class CandidateEstimator:
         return (inputs @ inputs.new_tensor(weights) + bias).sigmoid()
 
     def _draw_probs(self, children: Children) -> Tensor:
-        count, top_probs = children.probs.shape[-1], pad(children.probs, (0, 1))[..., :2]
-        if children.drawn is None:
-            step = _Shown(children.depth, children.entropy, top_probs, children.probs[..., 0])
-            first = self.draws.position_prob(step).unsqueeze(-1)
-        else:
-            entropy, share = children.entropy.unsqueeze(-1).expand_as(children.drawn), _share(children.drawn)
-            first = self.draws.drawn_prob(
-                _Shown(children.depth, entropy, top_probs.unsqueeze(-2).expand(*share.shape, 2), share)
-            )
-        return first * LATER ** torch.arange(count, dtype=first.dtype, device=first.device)
+        entropy, share, tops = children.entropy, children.probs[..., 0], pad(children.probs, (0, 1))[..., :2]
+        if children.drawn is not None:
+            share = _share(children.drawn)
+            entropy, tops = (values.unsqueeze(2).expand(*share.shape, *values.shape[2:]) for values in (entropy, tops))
+        step = cast(Step, _Statistics(children.depth, entropy, tops, share))
+        first = self.draws.position_prob(step).unsqueeze(-1) if children.drawn is None else self.draws.drawn_prob(step)
+        return first * LATER ** torch.arange(children.probs.shape[-1], dtype=first.dtype, device=first.device)
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _Statistics:
+    """What statistics of q read of a step, of several nodes or draws at once."""
+
     depth: int
     entropy: Tensor
     top_probs: Tensor

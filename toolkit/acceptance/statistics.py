@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import parse_json_file, write_json
 from toolkit.models.fingerprint import Weights
-from toolkit.types import SMALLEST
+from toolkit.types import SMALLEST, Step
 
 NUMBERS = ("log odds", "log ratio", "entropy", "log q")  # the drawn token's comes last: `position` is without it
 OUTPUTS = ("drawn", "position", "following")
@@ -47,30 +47,14 @@ SHIPPED = Path(__file__).parent.parent / "assets" / "statistics.json"
 HINT = "python -m analysis.heads statistics=[TRACES] writes one"
 
 
-class Shown(Protocol):
-    """What regressions read of a `Step`, or of several at once."""
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def entropy(self) -> Tensor: ...
-
-    @property
-    def top_probs(self) -> Tensor: ...
-
-    @property
-    def token_prob(self) -> Tensor: ...
-
-
-def numbers_of(step: Shown, drawn: bool = True) -> Tensor:
+def numbers_of(step: Step, drawn: bool = True) -> Tensor:
     """The four numbers of a step whose token has been drawn [B, 4] float64; else the first three [B, 3]."""
     largest, second = step.top_probs.float().double().unbind(-1)
     numbers = [log_odds(step), _log(largest) - _log(second), step.entropy.float().double()]
     return torch.stack([*numbers, _log(step.token_prob.float().double())] if drawn else numbers, -1)
 
 
-def log_odds(step: Shown) -> Tensor:
+def log_odds(step: Step) -> Tensor:
     """Log odds [B] float64 of the largest probability of the draft's unwarped distribution, within those of SMALLEST."""
     largest = step.top_probs[..., 0].float().double().clamp(SMALLEST, 1 - SMALLEST)
     return largest.log() - (1 - largest).log()
@@ -179,13 +163,13 @@ class StatisticsEstimator:
                 )
         return replace(self, outputs=outputs, calibration=Calibration.of(record.get("calibration", {}), path))
 
-    def drawn_probs(self, step: Shown) -> tuple[Tensor, Tensor]:
+    def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
         probs = zip(("drawn", "following"), self.drawn_logits(step), strict=True)
         accepted, following = (self.calibration.prob(name, logits, step.depth) for name, logits in probs)
         return accepted.to(step.entropy.dtype), following.to(step.entropy.dtype)
 
-    def drawn_logits(self, step: Shown) -> tuple[Tensor, Tensor]:
+    def drawn_logits(self, step: Step) -> tuple[Tensor, Tensor]:
         """The regressions' logits of the same [B] each, float64: not calibrated."""
         outputs = self._bound()
         inputs = inputs_of(numbers_of(step))
@@ -203,11 +187,11 @@ class StatisticsEstimator:
             following + outputs["following"].intercept(step.depth),
         )
 
-    def drawn_prob(self, step: Shown) -> Tensor:
+    def drawn_prob(self, step: Step) -> Tensor:
         """P(y_k accepted) [B], given that the ones before it are."""
         return self.drawn_probs(step)[0]
 
-    def position_prob(self, step: Shown) -> Tensor:
+    def position_prob(self, step: Step) -> Tensor:
         """P(whatever token is drawn here is accepted) [B], given that the ones before are; sum min(p, q) at this position.
 
         It reads q alone: the step's token may be drawn or not. Drafts that make whole blocks decide with it.

@@ -8,14 +8,8 @@ from typing import Annotated
 from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
 from toolkit.decoding.beam_settings import Beams
-from toolkit.decoding.proposers import (
-    BestFirstProposer,
-    ChainProposer,
-    ForestProposer,
-    Proposer,
-    TextProposer,
-    TreeProposer,
-)
+from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
+from toolkit.decoding.proposers.best_first import BestFirstProposer
 from toolkit.drafts.kinds import all_kinds, block_length, kind_of, reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair

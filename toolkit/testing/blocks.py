@@ -8,7 +8,7 @@ check_anticipation(MyPolicy(), BlockProposer()) do tokens decide whether they ar
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -303,7 +303,7 @@ def _error(rounds: Sequence[tuple[Proposal, int]], target: TabularModel, most: i
         return math.prod(float(target_probs(text[:n])[text[n]]) for n in range(first, len(text)))
 
     names = [str(levels_of(*each)) for each in rounds]
-    shares, totals = Counter(names), Counter[Path]()
+    shares, totals = Counter(names), defaultdict[Path, float](float)
     for name, each in dict(zip(names, rounds, strict=True)).items():
         for path, mass in emitted(*each, target_probs, rule).items():
             totals[path] += mass * shares[name] / len(rounds)
