@@ -79,6 +79,7 @@ def settings(temperature: float, few: bool = False) -> list[Setting]:
         ),
         Setting("tree_rate", "tree_rate", priced=True),
         Setting("tree_rate, q itself", "tree_rate", ("policy.estimator.confidence=true",), priced=True),
+        *([Setting("tree_rate, sampled", "tree_rate_sampled", priced=True)] if temperature else []),
     ]
 
 

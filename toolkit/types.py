@@ -241,12 +241,18 @@ class Children:
     entropy  [B, W] of it, nats
     real     [B, W, C] bool: the vocabulary has so many tokens
     greedy   whether the temperature is 0
+    depth    the level of the candidates
+    draws    candidates are draws without replacement instead, and nothing above depends on them
+    drawn    [B, W, C] float64, q of each draw; None: it has not been made
     """
 
     probs: Tensor
     entropy: Tensor
     real: Tensor
     greedy: bool
+    depth: int = 1
+    draws: bool = False
+    drawn: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -257,12 +263,14 @@ class Nodes:
     survival  [B, M] float64, the probability to enter the text; 0: not a node
     depths    [B, M] the level of each
     newest    [B, M] bool: it is of the last level, so that the draft may read it next
+    drawn     [B] the first nodes, which are drawn and sent in any case, whatever their survival; the rest are best first
     """
 
     depth: int
     survival: Tensor
     depths: Tensor
     newest: Tensor
+    drawn: Tensor
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from tests.toolkit.test_block_decoding import BudgetOfThisRound, ConstantScore, budget_policy, pvalue
 from toolkit import config
-from toolkit.decoding import BlockProposer, ChainProposer, Method, Sampling
+from toolkit.acceptance import CandidateEstimator
+from toolkit.decoding import BestFirstProposer, BlockProposer, ChainProposer, Method, Sampling, TreeProposer
 from toolkit.decoding.proposers import BestSourceProposer, PromptLookupProposer
-from toolkit.stopping import Always, StoppingPolicy
+from toolkit.errors import InputError
+from toolkit.stopping import Always, Confidence, StoppingPolicy, TreeRate
 from toolkit.testing import check_anticipation
 from toolkit.testing.batches import coupled_error
 from toolkit.testing.blocks import block_pair
@@ -35,7 +37,7 @@ def policies():
             policy = config.instantiate({**settings, "_partial_": True})(estimator=ConstantScore())
         else:
             policy = config.instantiate(settings)
-        if policy.chooses_nodes:  # nothing is drawn: tests/toolkit/test_best_first.py
+        if policy.chooses_nodes:  # trees: below
             continue
         if not policy.reads_matches:
             proposers = BlockProposer(), ChainProposer()
@@ -182,3 +184,87 @@ def test_short_rounds_are_enumerated(monkeypatch):
 def test_trimming_after_drawing_changes_whole_outputs():
     method = Method("trimmed", Always(), get("rejection"), Trimmed())
     assert pvalue(block_pair(3), method, Sampling(max_new_tokens=3, seed=5))[0] < 1e-6
+
+
+# -- trees ------------------------------------------------------------------------------------------------------------
+
+STATES = 32  # nodes of tables with fewer tie, and rounding decides
+DRAWN = BestFirstProposer(num_nodes=5, width=2, num_children=3, scheme="without_replacement")
+
+
+def tree_rate(kind=TreeRate, **settings):
+    settings = {"cost_ratio": 0.05, "column_cost": 0.05, **settings}
+    return kind(CandidateEstimator(), **settings).within(3).bind(None)
+
+
+def check_tree(policy, proposer):
+    return check_anticipation(policy, proposer, hidden_size=STATES)
+
+
+@pytest.mark.parametrize("proposer", [replace(DRAWN, scheme="top_k"), DRAWN], ids=["top_k", "drawn"])
+def test_tree_rate_does_not_anticipate(proposer):
+    assert check_tree(tree_rate(), proposer) < 1e-12
+
+
+def test_nodes_of_fixed_trees_may_stop():
+    assert check_tree(Confidence(0.4), TreeProposer("2x1x1", "without_replacement")) < 1e-12
+
+
+@dataclass(frozen=True)
+class ByCousins(TreeRate):
+    """As many children as earlier levels' survival says, which follows from what was drawn there, in other branches, too."""
+
+    def choose(self, nodes, state):
+        state, _, _ = super().choose(nodes, state)
+        earlier = torch.where(nodes.newest, 1.0, nodes.survival).amin(1)
+        return state, nodes.drawn + 1 + (earlier < 0.3), nodes.newest
+
+
+def test_numbers_that_follow_from_cousins_draws_pass():
+    assert check_tree(tree_rate(ByCousins), DRAWN) < 1e-12
+
+
+@dataclass
+class LeavesOut(BestFirstProposer):
+    """A control: of the nodes that were drawn it sends some, by the products of q along their paths [B, N]."""
+
+    wanted: Callable[[Tensor], Tensor] = torch.isfinite
+
+    def propose(self, context, policy, state):
+        proposal, state = super().propose(context, policy, state)
+        if not proposal.num_nodes:
+            return proposal, state
+        probs, index = torch.zeros_like(proposal.tokens, dtype=torch.float64), torch.arange(proposal.num_nodes)
+        for row, count in enumerate(proposal.num_drafted.tolist()):
+            for node in range(count):
+                parent, q = int(proposal.parents[row, node]), proposal.draft_probs[row, proposal.drawn_from[row, node]]
+                probs[row, node] = q[proposal.tokens[row, node]] * (probs[row, parent] if parent >= 0 else 1)
+        kept = self.wanted(probs) & (index < proposal.num_drafted.unsqueeze(1))
+        order = (~kept).int().argsort(dim=1, stable=True)
+        parents = proposal.parents.gather(1, order)
+        parents = torch.where(parents >= 0, order.argsort(1).gather(1, parents.clamp(min=0)), -1)
+        return replace(
+            proposal, tokens=proposal.tokens.gather(1, order), parents=parents, num_drafted=kept.sum(1),
+            candidates=torch.where(index < kept.sum(1, keepdim=True), index, -1),
+            drawn_from=proposal.drawn_from.gather(1, order), cache_ids=proposal.cache_ids.gather(2, order.unsqueeze(1)),
+        ), state  # fmt: skip
+
+
+LEFT_OUT = {
+    "rare paths": lambda probs: probs > 0.15,
+    "all but the best three": lambda probs: probs >= probs.topk(min(3, probs.shape[1])).values[:, -1:],
+}
+
+
+@pytest.mark.parametrize("wanted", LEFT_OUT)
+def test_drawn_nodes_that_are_left_out_are_caught(wanted, monkeypatch):
+    control = LeavesOut(**vars(DRAWN), wanted=LEFT_OUT[wanted])
+    with pytest.raises(AssertionError, match="the number of children"):
+        check_tree(tree_rate(), control)
+    monkeypatch.setattr("toolkit.testing.blocks._check_pairs", lambda *arguments: None)
+    assert check_tree(tree_rate(), control) > 0.005, "the text no longer follows the target's distribution"
+
+
+def test_larger_trees_are_not_enumerated():
+    with pytest.raises(InputError, match="at most 5 nodes"):
+        check_tree(tree_rate(), BestFirstProposer())

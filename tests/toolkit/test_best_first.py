@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -20,9 +21,10 @@ from toolkit.sampling import warp
 from toolkit.stopping import Fixed, Rate, TreeRate
 from toolkit.testing import output_pvalue
 from toolkit.testing.blocks import block_pair
+from toolkit.testing.trees import emitted as outcomes_of
+from toolkit.testing.trees import paths_of
 from toolkit.types import Children, Proposal, Verdict
 from toolkit.verification import get
-from toolkit.verification.base import candidate_table
 
 CONTEXTS = [[0, 1], [2, 2]]
 VOCAB = 3
@@ -42,28 +44,21 @@ def rated(column: float, draft: float = 0.0, rate: float = 1.0, **settings) -> T
     return TreeRate(cost_ratio=draft, column_cost=column, **settings)
 
 
-def drafted(pair: ModelPair, policy: TreeRate, sampling: Sampling, proposer=None, depth: int = DEPTH, state=None):
+def drafted(
+    pair: ModelPair, policy: TreeRate, sampling: Sampling, proposer=None, depth: int = DEPTH, state=None, uniforms=None
+):
     """The trees after both contexts, and the policy."""
     policy = policy.within(depth).bind(pair)
     sessions = engine_of(pair).open(len(CONTEXTS), 64)
     context = DraftContext(
         sequences=CONTEXTS, sessions=sessions.drafts, unread=lambda draft: (torch.tensor(CONTEXTS), [2, 2]),
-        limits=torch.full((2,), depth), room=[depth] * 2, uniforms=torch.zeros(2, 0), sampling=sampling,
-        vocab_size=VOCAB, fit=pair.fit, seen=None, end_ids=(),
+        limits=torch.full((2,), depth), room=[depth] * 2, sampling=sampling,
+        uniforms=torch.zeros(2, 0) if uniforms is None else uniforms, vocab_size=VOCAB, fit=pair.fit, seen=None, end_ids=(),
     )  # fmt: skip
     state = policy.init(2, torch.device("cpu")) if state is None else state
     with torch.inference_mode():
         proposal, _ = (proposer or BestFirstProposer(width=4)).propose(context, policy, state)
     return proposal
-
-
-def paths_of(proposal: Proposal, row: int) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
-    for node in range(int(proposal.num_drafted[row])):
-        parent = int(proposal.parents[row, node])
-        assert parent < node
-        paths.append((*(paths[parent] if parent >= 0 else ()), int(proposal.tokens[row, node])))
-    return paths
 
 
 def probs_after(model: TabularModel, sampling: Sampling, text) -> torch.Tensor:
@@ -72,27 +67,7 @@ def probs_after(model: TabularModel, sampling: Sampling, text) -> torch.Tensor:
 
 def emitted(pair: ModelPair, proposal: Proposal, sampling: Sampling, row: int, rule) -> dict[tuple[int, ...], float]:
     """P(tokens that the round emits), by the rule's formula at every node."""
-    paths, children = paths_of(proposal, row), candidate_table(proposal)[row]
-    outcomes: dict[tuple[int, ...], float] = {}
-
-    def visit(node: int, path: tuple[int, ...], reached: float) -> None:
-        p = probs_after(pair.target, sampling, (*CONTEXTS[row], *path))
-        ids = [int(child) for child in children[node + 1] if child >= 0]
-        below = {paths[child][-1]: child for child in ids}
-        left = p
-        if ids:
-            q = proposal.draft_probs[row, ids]
-            accept, residual = rule.distribution(p, q, torch.tensor([paths[child][-1] for child in ids]))
-            left = residual * (1 - accept.sum())
-            left = left.index_add(0, torch.tensor([paths[child][-1] for child in ids]), accept)
-        for token in range(VOCAB):
-            if token in below:
-                visit(below[token], (*path, token), reached * float(left[token]))
-            else:
-                outcomes[(*path, token)] = reached * float(left[token])
-
-    visit(-1, (), 1.0)
-    return outcomes
+    return outcomes_of(proposal, row, lambda path: probs_after(pair.target, sampling, (*CONTEXTS[row], *path)), rule)
 
 
 def distance(pair: ModelPair, outcomes: dict[tuple[int, ...], float], sampling: Sampling, row: int) -> float:
@@ -170,6 +145,39 @@ def test_whole_outputs_follow_the_target_and_a_planted_mistake_is_noticed(table_
             return replace(proposal, draft_probs=flat), state
 
     assert output_pvalue(table_pair, replace(method, proposer=AsDrawn()), 4000, batch_size=4000) < 1e-6
+
+
+SAMPLED = ["policy.column_cost=.02", "policy.cost_ratio=.01"]
+
+
+def test_whole_outputs_of_drawn_trees_follow_the_target_and_a_planted_mistake_is_noticed(table_pair):
+    method = config.method("tree_rate_sampled", SAMPLED)
+    assert output_pvalue(table_pair, method, 4000, batch_size=4000) > 0.0005
+
+    class SameDraws(BestFirstProposer):
+        """A control: draws by uniforms that are all the same."""
+
+        def propose(self, context, policy, state):
+            return super().propose(replace(context, uniforms=torch.zeros_like(context.uniforms)), policy, state)
+
+    same = replace(method, proposer=SameDraws(scheme="without_replacement"))
+    assert output_pvalue(table_pair, same, 4000, batch_size=4000) < 1e-6
+
+
+def test_numbers_of_children_follow_from_draws_of_earlier_levels(table_pair):
+    """Trees differ by what was drawn, in a node's number of children, too, and hold every child once."""
+    pair, policy = tables(), replace(config.method("tree_rate_sampled", SAMPLED).policy, initial_rate=1.0)
+    generator, numbers = torch.Generator().manual_seed(0), set()
+    for _ in range(20):
+        uniforms = torch.rand(2, 64, generator=generator, dtype=torch.float64)
+        proposal = drafted(
+            pair, policy, Sampling(), BestFirstProposer(width=4, scheme="without_replacement"), uniforms=uniforms
+        )
+        for row in range(2):
+            paths = paths_of(proposal, row)
+            assert len(set(paths)) == len(paths)
+            numbers.add(tuple(sorted(Counter(path[:-1] for path in paths if len(path) > 1).values())))
+    assert len(numbers) > 3
 
 
 # -- which nodes --------------------------------------------------------------------------------------------------------

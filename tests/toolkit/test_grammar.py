@@ -30,7 +30,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 CHAINS = ("speculative", "block", "confidence", "rate", "best_source", "prompt_lookup", "lookup_rate", "autoregressive")
-TREES = ("specinfer", "mcsd", "tree_rate")
+TREES = ("specinfer", "mcsd", "tree_rate", "tree_rate_sampled")
 
 
 def letters():

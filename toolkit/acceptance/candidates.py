@@ -14,28 +14,33 @@ of those before it), if none of them was; at temperature 0 iff it is the argmax 
 q is what the draft samples from; at temperature 0 it is unwarped. Two regressions, `sampled` and `greedy`, of the numbers and
 their products.
 
+Draws without replacement are accepted by statistics of q (`StatisticsEstimator`), with the share of a draw among what those
+before it left as its probability, times LATER for every draw before it.
+
 Shapes: B rows, W nodes, C candidates per node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from toolkit.acceptance.statistics import Logistic, input_names, inputs_of
+from toolkit.acceptance.statistics import Logistic, StatisticsEstimator, input_names, inputs_of
 from toolkit.config.notes import File
 from toolkit.errors import InputError
 from toolkit.files.atomic import parse_json_file
-from toolkit.types import SMALLEST, Children
+from toolkit.types import SMALLEST, Children, Step
 
 NUMBERS = ("log odds", "log q", "log rank", "entropy")
 OUTPUTS = ("sampled", "greedy")
 SHIPPED = Path(__file__).parent.parent / "assets" / "candidates.json"
+LATER = 0.7  # of the toy pair along its own texts: .29 of second draws are accepted, .20 of third ones
 HINT = "python -m analysis.heads candidates=[RESPONSES] writes one"
 
 
@@ -49,7 +54,7 @@ def numbers_of(probs: Tensor, entropy: Tensor) -> Tensor:
 
 def _share(probs: Tensor) -> Tensor:
     """The share of each candidate [..., C] among what the ones before it leave."""
-    left = 1 - torch.nn.functional.pad(probs.cumsum(-1)[..., :-1], (1, 0))
+    left = 1 - pad(probs.cumsum(-1)[..., :-1], (1, 0))
     return (probs / left.clamp(min=SMALLEST)).clamp(max=1)
 
 
@@ -60,25 +65,49 @@ class CandidateEstimator:
     path        what `analysis.heads candidates=` wrote; null: the weights that ship
     confidence  the draft's share of the candidate among what is left instead: what is accepted if p were q. Survival is then
                 the product of q, EAGLE-2's value of a node
+    draws       what estimates the acceptance of draws
     outputs     the regressions by name (`OUTPUTS`): set by `bind`
     """
 
     path: Annotated[str | None, File()] = None
     confidence: bool = False
+    draws: StatisticsEstimator = field(default_factory=StatisticsEstimator)
     outputs: Mapping[str, Logistic] | None = None
 
     def bind(self, pair: Any) -> CandidateEstimator:
         """The estimator with its weights read. Raises InputError for a file of another kind."""
-        return self if self.confidence else replace(self, outputs=read_candidates(self.path or SHIPPED))
+        outputs = None if self.confidence else read_candidates(self.path or SHIPPED)
+        return replace(self, draws=self.draws.bind(pair), outputs=outputs)
 
     def candidate_probs(self, children: Children) -> Tensor:
         """P(accepted | the parent is, no candidate before it was) [B, W, C] float64."""
+        if children.draws:
+            return self._draw_probs(children)
         if self.confidence:
             return _share(children.probs)
         assert self.outputs is not None, "bind the estimator to a pair first"
         bias, weights = self.outputs["greedy" if children.greedy else "sampled"].column(input_names(NUMBERS))
         inputs = inputs_of(numbers_of(children.probs, children.entropy))
         return (inputs @ inputs.new_tensor(weights) + bias).sigmoid()
+
+    def _draw_probs(self, children: Children) -> Tensor:
+        entropy, share, tops = children.entropy, children.probs[..., 0], pad(children.probs, (0, 1))[..., :2]
+        if children.drawn is not None:
+            share = _share(children.drawn)
+            entropy, tops = (values.unsqueeze(2).expand(*share.shape, *values.shape[2:]) for values in (entropy, tops))
+        step = cast(Step, _Statistics(children.depth, entropy, tops, share))
+        first = self.draws.position_prob(step).unsqueeze(-1) if children.drawn is None else self.draws.drawn_prob(step)
+        return first * LATER ** torch.arange(children.probs.shape[-1], dtype=first.dtype, device=first.device)
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """What statistics of q read of a step, of several nodes or draws at once."""
+
+    depth: int
+    entropy: Tensor
+    top_probs: Tensor
+    token_prob: Tensor
 
 
 def read_candidates(path: Path | str) -> dict[str, Logistic]:

@@ -9,6 +9,7 @@ from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
+from toolkit.decoding.proposers.best_first import BestFirstProposer
 from toolkit.drafts.kinds import all_kinds, block_length, kind_of, reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
@@ -160,7 +161,7 @@ class Method:
                 raise InputError("repetition_penalty is not available with several beams; leave it out")
             searches = sampling.temperature == 0 and isinstance(self.policy, Bounded) and not self.drafts
             return replace(self, beams=self.beams.greedy()) if searches else self
-        if sampling.temperature > 0 or not isinstance(self.proposer, TreeProposer):
+        if sampling.temperature > 0 or not isinstance(self.proposer, TreeProposer | BestFirstProposer):
             return self
         return replace(self, proposer=self.proposer.greedy(), rule=NaiveMCSD())
 

@@ -29,6 +29,7 @@ from typing import Annotated, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from toolkit.config.notes import Between, Internal
 from toolkit.errors import InputError, warn
@@ -109,18 +110,16 @@ class TreeRate(PricedDraft):
     def choose(self, nodes: Nodes, state: State) -> tuple[State, Tensor, Tensor]:
         prices, index = self.prices_at(state), torch.arange(nodes.survival.shape[1], device=nodes.survival.device)
         if self.num_nodes is not None:
-            num_sent = torch.full_like(nodes.depths[:, 0], self.num_nodes)
+            num_sent = nodes.drawn.clamp(min=self.num_nodes)
             read = nodes.newest
         else:
-            gains = (nodes.survival * state["correction"].unsqueeze(1))[:, : self.max_nodes]
-            sums = net(gains, prices.columns[:, : gains.shape[1]], self.reached(state))
-            most, best = sums.max(1)
-            num_sent = torch.where(most > 0, best + 1, 0)
+            gains = nodes.survival * state["correction"].unsqueeze(1)
+            some = gains[:, : self.max_nodes]
+            sums = pad(net(some, prices.columns[:, : some.shape[1]], self.reached(state)), (1, 0))
+            withdrawn = torch.arange(sums.shape[1], device=sums.device) < nodes.drawn.unsqueeze(1)
+            num_sent = sums.masked_fill(withdrawn, -torch.inf).argmax(1)
             leaves = nodes.newest & (index < num_sent.unsqueeze(1))
-            pays = self._another_level(
-                nodes.survival * state["correction"].unsqueeze(1), leaves, num_sent, nodes.depth, state
-            )
-            read = leaves & pays.unsqueeze(1)
+            read = leaves & self._another_level(gains, leaves, num_sent, nodes.depth, state).unsqueeze(1)
         sent = index < num_sent.unsqueeze(1)
         more = prices.catching_up((read.sum(1) - 1).clamp(min=0))
         values = {

@@ -8,7 +8,7 @@ check_anticipation(MyPolicy(), BlockProposer()) do tokens decide whether they ar
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -22,12 +22,14 @@ from toolkit.drafts.block.testing import tiny_block as tiny_block
 from toolkit.drafts.kinds import DraftKind
 from toolkit.engine import BlockSession, Reading, TabularModel, open_session
 from toolkit.engine.tabular import TabularSession
+from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.stopping.base import State, in_context
+from toolkit.testing.trees import Path, check_children, emitted, levels_of
 from toolkit.types import Proposal, Verdict
-from toolkit.verification.rules.rejection import Rejection
+from toolkit.verification import SelectionRule, get
 
 # -- drafts -----------------------------------------------------------------------------------------------------------
 
@@ -93,8 +95,12 @@ def block_pair(length: int = 4, markov: bool = True, vocab_size: int = 4, seed: 
 # -- anticipation -----------------------------------------------------------------------------------------------------
 
 PARTS = 4  # probabilities of the enumerated tables are multiples of 1 / PARTS
+UNIFORMS = [(part + 0.5) / PARTS for part in range(PARTS)]
+MOST_ROUNDS = PARTS**5
+RULES = {"iid": "specinfer", "independent": "specinfer", "top_k": "specinfer", "without_replacement": "mcsd",
+         "greedy": "greedy_multi"}  # fmt: skip
 STATES = 3  # of a policy: fresh, and after so many rounds
-PAIRS, CHANGES = 2000, 4  # pairs of rows; changed rounds for each first one
+PAIRS, CHANGES, TREE_CHANGES = 2000, 4, 16  # pairs of rows; changed rounds for each first one
 NUM_ROWS, DEEPEST, LONGEST, EARLIER = 3, 8, 40, 5  # at most: of a batch, a round, a text, and rounds before
 
 
@@ -112,14 +118,24 @@ def check_anticipation(
     draws that are sent. Given these, what such a row would draw from k on still follows q, and a rule for draws from q emits
     p averaged over it, whether it sees it or not. Without `couples_rows`, a row may depend on no neighbour at all.
 
+    A pair of trees: any draws are others. At the first level where the rounds of a row differ, its nodes must have as many
+    children in both: numbers follow from earlier levels, of the whole tree, and what was drawn is sent.
+
     Some 2,000 pairs of rows: q of three tokens, mostly from .02 to .98, texts of up to 40 tokens and rows without one, up to
     three rows and five rounds before, rounds of up to eight tokens (or `limit`, `deepest`). Not seen: what shows in one draw of
     a thousand, or only in longer rounds or larger batches. Enumerated are rounds of at most `most` tokens, after up to two
-    others; q of two tokens is a multiple of 1/4, so that uniforms of four values stand for all.
+    others; q of two tokens is a multiple of 1/4, so that uniforms of four values stand for all. Trees are enumerated as deep
+    as they have at most five nodes.
 
     policy    bound (`StoppingPolicy.bind`); heads are for states of `hidden_size`, a power of two
-    proposer  draws the token at depth k by a row's k-th uniform
+    proposer  draws the token at depth k by a row's k-th uniform; a tree of at most five nodes by as many
     """
+    while most and len(UNIFORMS) ** proposer.max_nodes(most) > MOST_ROUNDS:
+        most -= 1
+    if not most:
+        raise InputError(
+            f"check_anticipation: expected a tree of at most 5 nodes, got {proposer.max_nodes(1)} (proposer.num_nodes=5)"
+        )
     _check_pairs(policy, proposer, hidden_size)
     bounded, worst = Bounded(policy, 0, most), 0.0
     order = hidden_size.bit_length() - 1
@@ -129,7 +145,7 @@ def check_anticipation(
         draft = _quartered(order, most, proposer.reads_blocks, generator)
         for state in _states(bounded, generator):
             rounds = _every_round(bounded, proposer, draft, state, most)
-            worst = max(worst, _error(rounds, target, most))
+            worst = max(worst, _error(rounds, target, most, get(RULES[proposer.scheme])))
     return worst
 
 
@@ -160,7 +176,13 @@ def _check_pairs(policy: StoppingPolicy, proposer: TextProposer, hidden_size: in
             start = _Start(bounded, proposer, draft, texts, room, state, (2,) if random() < 0.5 else ())
             uniforms = draws(num_rows)
             proposal, state = start.drafted(uniforms)
-            for _ in range(CHANGES // side_by_side):
+            trees = proposal.parents is not None
+            if trees:
+                nodes = proposal.num_drafted.repeat_interleave(TREE_CHANGES)
+                changes = depths > (random(len(nodes)) * (1 + nodes)).long().unsqueeze(1)
+                changed = torch.where(changes, draws(len(nodes)), uniforms.repeat_interleave(TREE_CHANGES, 0))
+                check_children(proposal, start.repeated(TREE_CHANGES).drafted(changed)[0], TREE_CHANGES)
+            for _ in range(0 if trees else CHANGES // side_by_side):
                 sent = proposal.num_drafted.repeat_interleave(side_by_side)
                 first = 1 + (sent[int(random() * num_rows)].expand_as(sent) if policy.couples_rows else sent)
                 changes = depths >= torch.maximum(first, sent + 1).unsqueeze(1)
@@ -171,7 +193,7 @@ def _check_pairs(policy: StoppingPolicy, proposer: TextProposer, hidden_size: in
                     f"position {int(torch.minimum(sent, again)[differs].min()) + 1} is sent or left out by what is drawn there "
                     "or later, or by a neighbour: decide before drawing (`read`)"
                 )
-            num_pairs += CHANGES * sum(most > 0 for most in room)
+            num_pairs += (TREE_CHANGES if trees else CHANGES) * sum(most > 0 for most in room)
             state = bounded.observe(proposal, _random_verdict(proposal, generator), state)
 
 
@@ -239,7 +261,7 @@ class _Start:
         unread = torch.tensor([[0, 0, *text][-2:] for text in self.texts]), [2] * num_rows
         context = DraftContext(
             sequences=self.texts,
-            sessions=[open_session(self.draft, num_rows, 3 + max(self.room))],
+            sessions=[open_session(self.draft, num_rows, 3 + self.proposer.max_nodes(max(self.room)))],
             unread=lambda draft: unread,
             limits=torch.tensor(self.room),
             room=self.room,
@@ -256,46 +278,37 @@ class _Start:
 
 def _every_round(
     policy: StoppingPolicy, proposer: TextProposer, draft: TabularModel, state: State, most: int
-) -> list[tuple[Tensor, Tensor]]:
-    """The round of every combination of uniforms: the tokens that are sent [k], and their q [k, V].
+) -> list[tuple[Proposal, int]]:
+    """The round of every combination of uniforms: a proposal and its row.
 
     All combinations form one batch. A policy that couples rows gets one combination and a fixed neighbour.
     """
-    every = list(product([(part + 0.5) / PARTS for part in range(PARTS)], repeat=most))
-    size, rounds = 1 if policy.couples_rows else len(every), list[tuple[Tensor, Tensor]]()
+    every = list(product(UNIFORMS, repeat=proposer.max_nodes(most)))
+    size, rounds = 1 if policy.couples_rows else len(every), list[tuple[Proposal, int]]()
     for first in range(0, len(every), size):
         uniforms = every[first : first + size] + every[len(every) // 3 :][: policy.couples_rows]
         start = _Start(policy, proposer, draft, [[0]], [most], state).repeated(len(uniforms))
         proposal, _ = start.drafted(torch.tensor(uniforms, dtype=torch.float64))
-        for row in range(size):
-            sent = int(proposal.num_drafted[row])
-            rounds.append((proposal.tokens[row, :sent], proposal.draft_probs[row, :sent]))
+        rounds += [(proposal, row) for row in range(size)]
     return rounds
 
 
-def _error(rounds: Sequence[tuple[Tensor, Tensor]], target: TabularModel, most: int) -> float:
+def _error(rounds: Sequence[tuple[Proposal, int]], target: TabularModel, most: int, rule: SelectionRule) -> float:
     """Total variation between the first `most` + 1 tokens of all rounds, completed by p, and p's own."""
-    start, rule = target.state([0]), Rejection()
-    texts = list(product(range(2), repeat=most + 1))
-    emitted = dict.fromkeys(texts, 0.0)
 
-    def rows(tokens: Sequence[int]) -> list[int]:
-        """The table rows before each of the tokens, and after the last."""
-        states = [start]
-        for token in tokens:
-            states.append((states[-1] * 2 + token) % len(target.probs))
-        return states
+    def target_probs(path: Path) -> Tensor:
+        return target.probs[target.state([0, *path])]
 
-    def probability(tokens: Sequence[int], first: int = 0) -> float:
-        pairs = list(zip(rows(tokens), tokens, strict=False))[first:]
-        return math.prod(float(target.probs[row, token]) for row, token in pairs)
+    def probability(text: Path, first: int = 0) -> float:
+        return math.prod(float(target_probs(text[:n])[text[n]]) for n in range(first, len(text)))
 
-    shares = Counter(tuple(drafted.tolist()) for drafted, _ in rounds)
-    for drafted, q in {tuple(drafted.tolist()): (drafted, q) for drafted, q in rounds}.values():
-        tokens = drafted.tolist()
-        lengths, residuals = rule.distribution(target.probs[rows(tokens)], q.expand(-1, 2), drafted)
-        for text, length in product(texts, range(len(tokens) + 1)):
-            if list(text[:length]) == tokens[:length]:
-                mass = float(lengths[length] * residuals[length, text[length]]) * probability(text, length + 1)
-                emitted[text] += mass * shares[tuple(tokens)] / len(rounds)
-    return sum(abs(emitted[text] - probability(text)) for text in texts) / 2
+    names = [str(levels_of(*each)) for each in rounds]
+    shares, totals = Counter(names), defaultdict[Path, float](float)
+    for name, each in dict(zip(names, rounds, strict=True)).items():
+        for path, mass in emitted(*each, target_probs, rule).items():
+            totals[path] += mass * shares[name] / len(rounds)
+    error = 0.0
+    for text in product(range(2), repeat=most + 1):
+        ours = sum(totals[text[:length]] * probability(text, length) for length in range(1, most + 2))
+        error += abs(ours - probability(text)) / 2
+    return error
