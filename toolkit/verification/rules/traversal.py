@@ -11,6 +11,8 @@ Shapes: B rows, N nodes, M candidates, V vocabulary. Index 0 of N + 1 is the con
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -25,7 +27,7 @@ class Traversal(base.TreeRule):
 
     name = "traversal"
     lossless = True
-    schemes = ("iid", "independent", "top_k")
+    schemes: ClassVar[tuple[str, ...]] = ("iid", "independent", "top_k")
 
     def _distribution(self, proposal: Proposal, target_probs: Tensor) -> tuple[Tensor, Tensor]:
         nodes, above = base.candidate_nodes(proposal), base.candidate_parents(proposal) + 1
