@@ -42,7 +42,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GRAMMARS = (SCHEMA, "([0-9]{2}, answer: )+[0-9]", None)
-PROMPTS = ("Q: 3 + 4 =\nA:", "Q: 12 + 30 =\nA:", "Q: 3 + 40 =\nA:", "list: 7 8 9\n")
+PROMPTS = ("Q: 3 + 4 =\nA:", "list: 7 8 9\n")
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ def told():
 
 def methods():
     fixed = {f"K={k}": method_of("fixed", [f"policy.num_drafted={k}"]) for k in (1, 3, 8)}
-    others = {name: method_of(name) for name in ("rate", "svip", "tail", "adaedl", "survival", "confidence")}
+    others = {name: method_of(name) for name in ("rate", "svip", "adaedl", "survival")}
     sources = {name: config.method(name, [f"max_drafted={MOST}"]) for name in ("best_source", "lookup_rate", "prompt_lookup")}
     return {**fixed, **others, **sources, "doubtful": best_source("doubtful"), "told": told()}
 
 
-METHODS = ("K=1", "K=3", "K=8", "rate", "svip", "tail", "adaedl", "survival", "confidence", "best_source", "lookup_rate",
-           "prompt_lookup", "doubtful", "told")  # fmt: skip
+METHODS = ("K=1", "K=3", "K=8", "rate", "svip", "adaedl", "survival", "best_source", "lookup_rate", "prompt_lookup", "doubtful",
+           "told")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +98,9 @@ def texts_of(pair, sampling):
     return [TextWithGrammar(each.prompt_ids, each.token_ids, grammar) for each, (_, grammar) in pairs]
 
 
-@pytest.fixture(scope="module", params=[0.0, 1.0, 0.7])
+@pytest.fixture(scope="module", params=[0.0, 1.0])
 def recorded(request, pair):
-    sampling = Sampling(request.param, max_new_tokens=40, repetition_penalty=1.2 if request.param == 0.7 else 1.0)
+    sampling = Sampling(request.param, max_new_tokens=40, repetition_penalty=1.2 if request.param else 1.0)
     sequences = texts_of(pair, sampling)
     recorder = Recorder(pair, sampling, MOST, named_scorers(pair, {head_hash(pair.head): pair.head}), hidden=True)
     return sampling, sequences, recorder.record(sequences, range(len(sequences)))
@@ -135,11 +135,13 @@ def test_greedy_decoding_equals_replay_round_for_round(recorded, pair, name):
     live = decode(pair, [prompt for prompt, _ in requests(pair)], method, sampling, batch_size=1)
     assert [each.token_ids for each in live] == [produced for _, produced in sequences]
     assert rounds_of(pair, method, trace, sequences, sampling) == decoded_rounds(live)
+    if name not in ("K=8", "best_source", "told"):
+        return
     together = decode(pair, [prompt for prompt, _ in requests(pair)], method, sampling, batch_size=5)
     assert decoded_rounds(together) == decoded_rounds(live), "whoever decodes beside a row"
 
 
-@pytest.mark.parametrize("recorded", [1.0, 0.7], indirect=True)
+@pytest.mark.parametrize("recorded", [1.0], indirect=True)
 @pytest.mark.parametrize("name", METHODS)
 def test_forced_draws_of_decoding_equal_replay_round_for_round(recorded, pair, name):
     """The draws of the recording decide what is drafted and accepted in decoding, too."""
