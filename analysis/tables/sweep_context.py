@@ -34,7 +34,7 @@ from toolkit.grammar import grammars_of
 from toolkit.grammar.text import TextWithGrammar, source_of
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
-from toolkit.models.prompts import Prompt
+from toolkit.models.prompts import Prompt, without_grammar
 from toolkit.models.teacher import Text
 from toolkit.runs.tracking import parameter_counts
 from toolkit.sampling import Sampling
@@ -120,7 +120,7 @@ class SweepContext:
     @property
     def has_grammars(self) -> bool:
         """Whether any text has one."""
-        return self.sampling.grammar is not None or any(prompt.grammar is not None for prompt in self.prompts)
+        return self.sampling.grammar is not None or any(map(own_grammar, self.prompts))
 
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
@@ -250,7 +250,7 @@ class Recording:
         fine = self.responses.error.isna() & self.responses.token_ids.map(len).gt(0)
         self.usable = np.flatnonzero(fine).tolist()
         rows = [self.responses.iloc[number] for number in self.usable]
-        grammars = [context.prompts[number].grammar for number in self.usable]
+        grammars = [own_grammar(context.prompts[number]) for number in self.usable]
         self.sequences: list[Text] = [
             TextWithGrammar(list(row.prompt_ids), list(row.token_ids), grammar)
             for row, grammar in zip(rows, grammars, strict=True)
@@ -345,6 +345,11 @@ class Recording:
                 {"id": str(self.context.prompts[self.usable[number]].id), "prompt": str(text), "rounds": rounds}
             )
         return {"method": setting.method, "setting": setting.label, "texts": sequences}
+
+
+def own_grammar(prompt: Prompt) -> str | Mapping[str, Any] | None:
+    """The grammar of a prompt's row; None: it has none of its own."""
+    return without_grammar(prompt.content)[1]
 
 
 def reads_head(setting: Setting) -> bool:

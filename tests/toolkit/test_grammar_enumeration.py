@@ -175,7 +175,9 @@ METHODS = {
 
 def case(name):
     method, words = METHODS[name]
-    return block_pair(length=2, vocab_size=SIZE) if name == "block draft" else table_pair(), config.method(method, words)
+    return block_pair(length=2, vocab_size=SIZE) if name == "block draft" else table_pair(), config.method(
+        method, words
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])

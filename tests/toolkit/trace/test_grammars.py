@@ -12,7 +12,6 @@ from tests.toolkit.trace.test_replay import (
     ForcedRule,
     ForcedSource,
     best_source,
-    forced_counts,
     method_of,
     per_text,
 )
@@ -37,7 +36,11 @@ from toolkit.trace.store import Store
 MOST = 10  # max_drafted of methods and recordings
 SCHEMA = {
     "type": "object",
-    "properties": {"a": {"type": "integer"}, "name": {"type": "string", "maxLength": 8}, "ok": {"enum": ["yes", "year"]}},
+    "properties": {
+        "a": {"type": "integer"},
+        "name": {"type": "string", "maxLength": 8},
+        "ok": {"enum": ["yes", "year"]},
+    },
     "required": ["a", "name", "ok"],
     "additionalProperties": False,
 }
@@ -72,7 +75,9 @@ def told():
 def methods():
     fixed = {f"K={k}": method_of("fixed", [f"policy.num_drafted={k}"]) for k in (1, 3, 8)}
     others = {name: method_of(name) for name in ("rate", "svip", "adaedl", "survival")}
-    sources = {name: config.method(name, [f"max_drafted={MOST}"]) for name in ("best_source", "lookup_rate", "prompt_lookup")}
+    sources = {
+        name: config.method(name, [f"max_drafted={MOST}"]) for name in ("best_source", "lookup_rate", "prompt_lookup")
+    }
     return {**fixed, **others, **sources, "doubtful": best_source("doubtful"), "told": told()}
 
 
@@ -87,7 +92,11 @@ def pair():
 
 def requests(pair):
     """Every prompt with every grammar, and those without one."""
-    return [({"prompt": prompt, "grammar": grammar} if grammar else prompt, grammar) for prompt in PROMPTS for grammar in GRAMMARS]
+    return [
+        ({"prompt": prompt, "grammar": grammar} if grammar else prompt, grammar)
+        for prompt in PROMPTS
+        for grammar in GRAMMARS
+    ]
 
 
 def texts_of(pair, sampling):
@@ -113,7 +122,9 @@ def rounds_of(pair, method, trace, sequences, sampling):
     if source is not None:
         grammars = grammars_of(pair, sampling, sequences)
         copies = Copies(source, sequences, bound.limit, sampling.max_new_tokens, pair.ends(sampling), grammars)
-    walked = replay_rounds(copies, bound.policy) if source is bound.proposer else replay_rounds(trace, bound.policy, copies)
+    walked = (
+        replay_rounds(copies, bound.policy) if source is bound.proposer else replay_rounds(trace, bound.policy, copies)
+    )
     rounds = [[] for _ in sequences]
     for part in walked:
         for text, _, *counts in zip(*(values.tolist() for values in part), strict=True):
@@ -123,7 +134,8 @@ def rounds_of(pair, method, trace, sequences, sampling):
 
 def decoded_rounds(generations):
     return [
-        [(r.num_drafted, r.num_draft_calls, r.num_accepted, r.num_produced) for r in each.rounds] for each in generations
+        [(r.num_drafted, r.num_draft_calls, r.num_accepted, r.num_produced) for r in each.rounds]
+        for each in generations
     ]
 
 
@@ -168,7 +180,7 @@ def test_a_recording_knows_what_is_certain(recorded, pair):
     """Along the texts and along the roll-outs: as fresh grammars say that are fed the same tokens."""
     sampling, sequences, trace = recorded
     step = 0
-    for number, text in enumerate(sequences):
+    for text in sequences:
         state = grammar_of(pair, sampling, text.grammar)
         for place, token in enumerate(text[1]):
             at = step + place
