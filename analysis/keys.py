@@ -57,6 +57,7 @@ class Intervals(ConfigSection):
 
 class Sweep(Command, Labels, Tracked, Shared):
     module, example = "analysis.sweep", "prompts=toy_math prompts.split=dev"
+    reads_grammars = True
     grid: Annotated[
         SweepGrid, ConfigGroup("grid", built=False), "methods and values: grid.tail.policy.threshold=[.1,.2]"
     ]

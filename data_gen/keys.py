@@ -66,6 +66,7 @@ class Mix(Command, OnPair, Shared):
 
 class Traces(Command, OnPair, Shared):
     module, example = "data_gen.traces", "responses=outputs/responses-HASH"
+    reads_grammars = True
     responses: Annotated[
         str | Folders,
         File(),

@@ -39,7 +39,7 @@ from toolkit.models.chat import hint_of_template
 from toolkit.models.fingerprint import Weights
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
-from toolkit.models.prompts import Prompt
+from toolkit.models.prompts import Prompt, without_grammar
 from toolkit.models.remote import remote_pair
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import MANIFEST, Stage, check_some_done, finished_stage, open_stage, prompt_files, read_manifest
@@ -120,7 +120,7 @@ class Rows:
             if number in self.kept[shard]:
                 continue
             try:
-                ids[number] = pair.encode(self.prompts[number].content)
+                ids[number] = pair.encode(without_grammar(self.prompts[number].content)[0])
             except InputError as error:
                 self.end(shard, number, "failed", finish_reason="error", error=str(error))
                 continue
@@ -179,8 +179,13 @@ def _decode(cfg: keys.Responses, pair: ModelPair, sampling: Sampling, rows: Rows
             rows.end(shard, generation.index, "failed" if generation.error else "done", {}, **facts)
             rows.progress.row()
 
+        grammars = [rows.prompts[number].grammar for number in missing]
+        prompts: list[Any] = [
+            ids if grammar is None else {"prompt": ids, "grammar": grammar}
+            for ids, grammar in zip(missing.values(), grammars, strict=True)
+        ]
         decode(
-            pair, [*missing.values()], config.method("autoregressive"), sampling, batch_size=cfg.batch_size,
+            pair, prompts, config.method("autoregressive"), sampling, batch_size=cfg.batch_size,
             row_ids=[*missing], on_finish=ended, on_round=rows.progress.tokens,
         )  # fmt: skip
         rows.write(shard)
@@ -195,6 +200,8 @@ def _ask(cfg: keys.Responses, pair: ModelPair, sampling: Sampling, rows: Rows) -
         for number, ids in missing.items():
             shard_of[number] = shard
             try:
+                if rows.prompts[number].grammar is not None:
+                    raise InputError("grammar: expected none beside endpoints, which are asked for no grammar")
                 ids = prompt_ids(pair, ids, number, sampling)
                 requests.append(CompletionRequest(number, ids, sampling.room(len(ids))))
             except InputError as error:

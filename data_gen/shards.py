@@ -51,7 +51,8 @@ def read_whole(path: Path, job: str) -> tuple[dict[str, Any], list[dict[str, Any
 def row_of(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, Any]:
     """A row: done, failed (with an error) or skipped (left out on purpose)."""
     empty: dict[str, Any] = {"prompt_ids": [], "token_ids": [], "finish_reason": "", "text": "", "error": None}
-    return {"id": prompt.id, "row": number, "status": status, "answer": prompt.answer, **empty, **facts}
+    own = {} if prompt.grammar is None else {"grammar": prompt.grammar}
+    return {"id": prompt.id, "row": number, "status": status, "answer": prompt.answer, **own, **empty, **facts}
 
 
 def write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]], **facts: Any) -> None:

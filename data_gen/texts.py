@@ -12,6 +12,7 @@ from data_gen.responses import read_rows
 from data_gen.shards import shard_name
 from toolkit.config.notes import Internal
 from toolkit.errors import InputError
+from toolkit.grammar.text import source_of
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair
 from toolkit.models.prompts import check_token_ids
@@ -30,14 +31,14 @@ class TargetResponses:
 
 
 def read_sequences(source: Any, sampling: Sampling | None) -> TargetResponses:
-    """Texts of folders, or of one .jsonl file. Raises InputError for another sampling, or a file without one."""
+    """Texts of folders, or of one .jsonl file, maybe with grammars. Raises InputError for another sampling, or none."""
     if isinstance(source, str | Path) and str(source).endswith(".jsonl"):
         if sampling is None:
             raise InputError(
                 f"{source} does not say how its tokens were drawn: expected sampling.temperature=... and so on"
             )
         return read_jsonl(Path(source), sampling)
-    responses = read_responses(source, same_ends=True)
+    responses = read_responses(source, same_ends=True, grammars=True)
     if sampling is not None:
         recorded, configured = asdict(replace(responses.sampling, seed=0)), asdict(replace(sampling, seed=0))
         different = [name for name in recorded if recorded[name] != configured[name]]
@@ -65,7 +66,8 @@ def read_jsonl(path: Path, sampling: Sampling) -> TargetResponses:
                 check_token_ids(value, where=f"{path}, line {number + 1}, {name}: ")
             if not all(ids.values()):
                 raise ValueError
-            rows.append({"row": number, **ids, **({"text": str(record["text"])} if record.get("text") else {})})
+            own = {} if record.get("grammar") is None else {"grammar": record["grammar"]}
+            rows.append({"row": number, **ids, **own, **({"text": str(record["text"])} if record.get("text") else {})})
         except InputError:
             raise
         except (ValueError, KeyError, TypeError):
@@ -78,9 +80,14 @@ def read_jsonl(path: Path, sampling: Sampling) -> TargetResponses:
 
 
 def read_responses(
-    folders: str | Path | Sequence[str | Path], same_ends: Annotated[bool, Internal()] = False
+    folders: str | Path | Sequence[str | Path],
+    same_ends: Annotated[bool, Internal()] = False,
+    grammars: Annotated[bool, Internal()] = False,
 ) -> TargetResponses:
-    """The rows of responses folders of one target and warping, with `same_ends` of one limit, too. Raises InputError if not."""
+    """The rows of responses folders of one target and warping, with `same_ends` of one limit, too. Raises InputError if not.
+
+    grammars  whether the caller knows them; else texts that have one are refused
+    """
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     rows: list[dict[str, Any]] = []
     samplings, targets, first_row = [], [], 0
@@ -94,6 +101,10 @@ def read_responses(
         targets.append(Weights.recorded(manifest, "target"))
         inputs += (folder / shard_name(number) for number in range(manifest["num_shards"]))
         for row in answered:
+            if not grammars and (row.get("grammar") or samplings[-1].grammar) is not None:
+                raise InputError(
+                    f"{folder}: expected responses without a grammar here; data_gen.traces records such texts"
+                )
             if not row["prompt_ids"] or not row["token_ids"]:
                 raise InputError(f"{folder}: response {row['id']} is empty; expected a prompt and at least one token")
             rows.append({**row, "row": first_row + row["row"]})
@@ -156,4 +167,5 @@ def num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:
-    return {**asdict(sampling), "stop": list(sampling.stop), "end_ids": list(sampling.end_ids)}
+    grammar = None if sampling.grammar is None else source_of(sampling.grammar)
+    return {**asdict(sampling), "grammar": grammar, "stop": list(sampling.stop), "end_ids": list(sampling.end_ids)}

@@ -25,6 +25,7 @@ from toolkit.acceptance.folder import head_hash
 from toolkit.config import instantiate, plain
 from toolkit.errors import NOT_NUMBERS, InputError
 from toolkit.files.atomic import content_hash, write_json
+from toolkit.grammar.text import TextWithGrammar
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import MANIFEST, Stage, check_some_done, finished_stage, open_stage, read_manifest
 from toolkit.sampling import Sampling
@@ -147,8 +148,9 @@ def _finish(
     stage.finish(job=job, **outcome, **contents, **totals, bytes=size, **facts)
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
-    return [(row["prompt_ids"], row["token_ids"]) for row in rows], [row["row"] for row in rows]
+def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[TextWithGrammar], list[int]]:
+    texts = [TextWithGrammar(row["prompt_ids"], row["token_ids"], row.get("grammar")) for row in rows]
+    return texts, [row["row"] for row in rows]
 
 
 def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -> None:

@@ -20,7 +20,7 @@ from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 
-NO_GRAMMAR = "sampling.grammar: only decoding with chains, copies and trees knows grammars; expected null here"
+NO_GRAMMAR = "sampling.grammar: this reads texts without grammars; expected null here"
 BLOCK = 64  # entries whose maximum stands for them while the largest are looked for
 
 
@@ -112,7 +112,7 @@ def warp(
     Ties at the edge of top-k are kept, unless `exactly` k are: the first of equals then. At temperature 0 the first of
     equal maxima wins.
     A logit that is not a number or plus infinity, or none above minus infinity, leaves no number in the whole distribution.
-    Raises InputError where the sampling has a grammar and nobody says what it leaves: recordings and heads know none.
+    Raises InputError where the sampling has a grammar and nobody says what it leaves.
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)

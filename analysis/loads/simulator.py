@@ -21,6 +21,7 @@ from torch import Tensor
 
 from toolkit.costs.load import CostGrid, LoadCost
 from toolkit.decoding.batch import read_together
+from toolkit.errors import InputError
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
@@ -130,6 +131,8 @@ class _Server:
 
     def __post_init__(self) -> None:
         trace, policy = self.trace, self.policy
+        if trace.most_sent > trace.max_drafted:
+            raise InputError("a simulation knows no grammar, whose certain tokens rows of a batch share: expected none")
         check_replayed(policy, trace)
         self.geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
         produced = torch.arange(trace.num_positions) - trace.text_first[:-1].repeat_interleave(trace.text_first.diff())

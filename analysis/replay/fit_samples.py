@@ -74,7 +74,9 @@ def samples(trace: Trace, deepest: int, seed: int = 0) -> Samples:
         raise InputError(
             f"statistics: {broken} of {len(numbers)} recorded positions hold what is not a number: record them again"
         )
-    return Samples(states.steps, numbers, states.depths, labels, trace.rows[trace.step_sequences[states.steps]])
+    sequences = trace.rows[trace.step_sequences[states.steps]]
+    drawn = Samples(states.steps, numbers, states.depths, labels, sequences)
+    return drawn if trace.certain is None else drawn.where(~trace.certain[states.steps])  # nobody asks there
 
 
 def split(sequence: Tensor, share: float, seed: int) -> Tensor:

@@ -138,7 +138,7 @@ def fit_statistics(cfg: keys.Heads) -> Path:
     if not stage.finished:
         started = perf_counter()
         summaries = [read_json(folder / SUMMARY) for folder in folders]
-        parts = [samples(read_traces(folder, replicate=None), cfg.max_drafted, cfg.seed) for folder in folders]
+        parts = [samples(read_traces(folder, None, grammars=True), cfg.max_drafted, cfg.seed) for folder in folders]
         held_out = [split(part.sequence, cfg.dev_share, cfg.seed) for part in parts]
         learned_of = {
             folder.resolve(): part.where(~out) for folder, part, out in zip(folders, parts, held_out, strict=True)
@@ -156,7 +156,7 @@ def fit_statistics(cfg: keys.Heads) -> Path:
                 [  # without the sequences that are scored
                     learned_of[folder.resolve()]
                     if folder.resolve() in learned_of
-                    else samples(read_traces(folder), cfg.max_drafted, cfg.seed)
+                    else samples(read_traces(folder, grammars=True), cfg.max_drafted, cfg.seed)
                     for folder in others
                 ]
             )

@@ -30,9 +30,11 @@ from toolkit.drafts.kinds import reads_states
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.files.digests import digest
+from toolkit.grammar import grammars_of
+from toolkit.grammar.text import TextWithGrammar, source_of
 from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
-from toolkit.models.prompts import Prompt
+from toolkit.models.prompts import Prompt, without_grammar
 from toolkit.models.teacher import Text
 from toolkit.runs.tracking import parameter_counts
 from toolkit.sampling import Sampling
@@ -78,6 +80,9 @@ class SweepContext:
                 names = ", ".join(headless)
                 print(f"{names}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
             settings = [setting for setting in settings if setting.method not in headless]
+        if self.has_grammars and any(setting.method in PARAMETERS for setting in settings):
+            print(f"{', '.join(PARAMETERS)}: left out, they know no grammar")
+            settings = [setting for setting in settings if setting.method not in PARAMETERS]
         if reads_states(self.pair.draft) and any(setting.method == ORACLE for setting in settings):
             print("oracle: left out, a draft that reads the target's states has no acceptance of a position alone")
             settings = [setting for setting in settings if setting.method != ORACLE]
@@ -85,8 +90,9 @@ class SweepContext:
 
     def prepare(self, setting: Setting) -> str:
         """Build the method; returns a hash of all its rows depend on. Raises InputError if it, or its head, does not fit."""
+        grammar = None if self.sampling.grammar is None else source_of(self.sampling.grammar)  # of a file its content
         shared = {
-            "sampling": vars(self.sampling),
+            "sampling": {**vars(self.sampling), "grammar": grammar},
             "models": self.fingerprints,
             "prompts": [[prompt.id, digest] for prompt, digest in zip(self.prompts, self.hashes, strict=True)],
         }
@@ -110,6 +116,11 @@ class SweepContext:
         """The draft's own temperature in a prepared setting; None: the sampling's. Equal ones share a recording."""
         own = self.methods[setting.name].draft_temperature
         return None if own == self.sampling.temperature else own
+
+    @property
+    def has_grammars(self) -> bool:
+        """Whether any text has one."""
+        return self.sampling.grammar is not None or any(map(own_grammar, self.prompts))
 
     @property
     def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
@@ -239,7 +250,11 @@ class Recording:
         fine = self.responses.error.isna() & self.responses.token_ids.map(len).gt(0)
         self.usable = np.flatnonzero(fine).tolist()
         rows = [self.responses.iloc[number] for number in self.usable]
-        self.sequences: list[Text] = [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
+        grammars = [own_grammar(context.prompts[number]) for number in self.usable]
+        self.sequences: list[Text] = [
+            TextWithGrammar(list(row.prompt_ids), list(row.token_ids), grammar)
+            for row, grammar in zip(rows, grammars, strict=True)
+        ]
         self.folder, self.hidden, self.traces = folder, hidden, dict[float | None, Trace]()
 
     def trace_for(self, setting: Setting) -> Trace | None:
@@ -307,9 +322,9 @@ class Recording:
     def copies(self, proposer: CopyProposer | None, most: int) -> Copies:
         """What these texts let a proposer copy, at most so many tokens a round."""
         context = self.context
-        return Copies(
-            proposer, self.sequences, most, context.sampling.max_new_tokens, context.pair.ends(context.sampling)
-        )
+        pair, sampling = context.pair, context.sampling
+        grammars = grammars_of(pair, sampling, self.sequences)
+        return Copies(proposer, self.sequences, most, sampling.max_new_tokens, pair.ends(sampling), grammars)
 
     def tokens(self, setting: Setting, count: int) -> dict[str, Any] | None:
         """What the setting's rounds did to every token of the first `count` texts; None where no recording says it."""
@@ -330,6 +345,11 @@ class Recording:
                 {"id": str(self.context.prompts[self.usable[number]].id), "prompt": str(text), "rounds": rounds}
             )
         return {"method": setting.method, "setting": setting.label, "texts": sequences}
+
+
+def own_grammar(prompt: Prompt) -> str | Mapping[str, Any] | None:
+    """The grammar of a prompt's row; None: it has none of its own."""
+    return without_grammar(prompt.content)[1]
 
 
 def reads_head(setting: Setting) -> bool:

@@ -1,5 +1,7 @@
 """Sweeps on traces: the same settings and columns as live ones; the same counts at temperature 0, the same rates above it."""
 
+import json
+
 import pytest
 
 from analysis import sweep
@@ -170,3 +172,35 @@ def test_a_sweep_on_the_wrong_side_or_without_a_common_setting_is_refused(folder
     rows = load_rows([folders["traces"]], "replayed")
     with pytest.raises(InputError, match="no setting and prompt in common"):
         agreement(rows, rows.assign(setting="K=9"), 0.2, Bootstrap(100))
+
+
+def test_texts_with_grammars_are_recorded_and_replayed(tmp_path, capsys):
+    """Rows with a grammar of their own and one without, at temperature 0 count for count; bounds are left out."""
+    path = tmp_path / "prompts.jsonl"
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}, "right": {"type": "boolean"}},
+              "required": ["sum", "right"], "additionalProperties": False}  # fmt: skip
+    rows = [{"prompt": "Q: 3 + 4 =\nA:", "grammar": schema}, {"prompt": "Q: 8 + 4 =\nA:", "grammar": "(1|2){3} or 5"}]
+    path.write_text(
+        "".join(json.dumps({"id": n, **row}) + "\n" for n, row in enumerate([*rows, {"prompt": "Q: 1 + 4 =\nA:"}]))
+    )
+    grid = {"speculative": {"policy.num_drafted": [4]}, "rate": {}, "lookup_rate": {}, "best_source": {}}
+    words = {
+        "grid": {**grid, "oracle": {}, "upper_bound": {"price": [0.2]}},
+        "sampling": {"temperature": 0.0, "max_new_tokens": 16},
+    }
+    words |= {"pair": {"_target_": "toolkit.models.pair.ModelPair.toy"}}
+    tables = []
+    for source in ("live", "traces"):
+        cfg = sweep_config(tmp_path, source=source, **words)
+        cfg.prompts = {"_target_": "data_gen.prompts.JsonlPrompts", "path": str(path)}
+        tables.append(rows_of(sweep.run(cfg)))
+    live, traced = tables
+    assert "left out, they know no grammar" in capsys.readouterr().out
+    assert set(traced.index.get_level_values("method")) == {*grid, "autoregressive"}
+    for name in (*COUNTS, *SOURCES):
+        shared = live.index.intersection(traced.index)
+        assert (
+            len(shared) == 3 * 5 and (live.loc[shared, name].fillna(-1) == traced.loc[shared, name].fillna(-1)).all()
+        ), name
+    for name in ("accepted_lengths", "drafted_lengths", "reached_lengths"):
+        assert [list(x) for x in live.loc[shared, name]] == [list(x) for x in traced.loc[shared, name]], name

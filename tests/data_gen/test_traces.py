@@ -6,15 +6,17 @@ import json
 import shutil
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_gen import mix, traces
+from analysis.replay.fit_samples import samples
+from data_gen import mix, responses, traces
 from data_gen.held_out import load_frozen
-from data_gen.texts import read_jsonl, read_sequences
+from data_gen.texts import read_jsonl, read_responses, read_sequences
 from toolkit import ModelPair
 from toolkit import decode as decode_command
 from toolkit.config import compose, method
@@ -30,6 +32,7 @@ from toolkit.trace.record_by_start import DEEPEST, depth_of, depth_that_pays
 from toolkit.trace.replay import by_starts, replay
 from toolkit.trace.store import read_traces
 from toolkit.trace.trace import Rows
+from toolkit.training.recorded import TracedData
 
 V, END, ROWS = 3, 0, 6000
 PLAIN = Sampling()
@@ -351,13 +354,13 @@ def test_texts_beside_the_tokens_tell_the_tokenizer(texts_file, tmp_path):
 def test_what_does_not_fit_is_refused(texts_file, tmp_path, tiny_responses, capsys):
     traces.run(config(tmp_path / "dry", texts_file, SAMPLED, "dry_run=true"))
     assert "would take about" in capsys.readouterr().out and not (tmp_path / "dry").exists()
-    for responses, words, message in (
+    for answers, words, message in (
         (texts_file, [], "does not say how its tokens were drawn"),
         (tiny_responses, [], "another target"),
         (texts_file, ["sampling={temperature: 0.0, max_new_tokens: 12}"], "probability 0 under this target"),
     ):
         with pytest.raises(InputError, match=message):
-            traces.run(config(tmp_path / "refused", responses, *words, "overwrite=true"))
+            traces.run(config(tmp_path / "refused", answers, *words, "overwrite=true"))
     with pytest.raises(InputError, match="manifest says temperature"):
         read_sequences(str(tiny_responses), Sampling(temperature=0.3))
     bad = tmp_path / "bad.jsonl"
@@ -407,3 +410,31 @@ def test_a_recording_says_how_deep_it_is_and_refuses_deeper_policies(tmp_path):
     assert depth == read_traces(folder).max_drafted <= 9
     with pytest.raises(InputError, match=f"max_drafted={depth}"):
         replay(read_traces(folder), Bounded(Fixed(depth + 1), 1, depth + 1))
+
+
+def test_responses_keep_the_grammars_that_their_recordings_are_made_under(tmp_path):
+    """A row with its own, one with the sampling's; what knows no grammar refuses the folders in one line."""
+    path = tmp_path / "prompts.jsonl"
+    rows = [
+        {"id": 1, "prompt": "Q: 3 + 4 =\nA:", "grammar": {"type": "boolean"}},
+        {"id": 2, "prompt": "Q: 3 + 4 =\nA:"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"prompts.path={path}", "sampling.max_new_tokens=12", f"paths.output_dir={tmp_path / 'responses'}"]
+    folder = responses.run(
+        compose("responses", [*words, 'sampling.grammar="(sum: [0-9]{2}, )+"', "prompts.limit=null"])
+    )
+    done = read_sequences(str(folder), None).rows
+    assert [row.get("grammar") for row in done] == [{"type": "boolean"}, None] and done[0]["text"] in ("true", "false")
+    recorded = traces.run(config(tmp_path / "traces", folder, "hidden=true"))
+    trace = read_traces(recorded, grammars=True)
+    assert 0 < int(trace.certain[: trace.num_positions].sum()) < trace.num_positions
+    whole, asked = samples(replace(trace, certain=None), 6), samples(trace, 6)
+    assert len(whole.steps) == trace.num_positions and not bool(trace.certain[asked.steps].any())
+    for call in (lambda: read_traces(recorded), lambda: TracedData(recorded, ModelPair.toy().draft).setup()):
+        with pytest.raises(InputError, match="expected a recording without a grammar"):
+            call()
+    with pytest.raises(InputError, match="expected responses without a grammar"):
+        read_responses(folder)
+    with pytest.raises(InputError, match="expected a number beside a grammar"):
+        traces.run(config(tmp_path / "auto", folder, "max_drafted=auto"))

@@ -18,6 +18,7 @@ from toolkit.engine import TabularModel
 from toolkit.errors import DecodingError, InputError
 from toolkit.grammar import grammar_of, text
 from toolkit.integrations.custom_generate import custom_generate
+from toolkit.models.teacher import distributions_along
 from toolkit.testing import tiny_eagle3, tiny_llama, tiny_tokenizer
 
 END, NEW = 0, 4
@@ -240,7 +241,7 @@ def test_what_is_no_grammar_is_one_line(llamas, grammar, message):
     assert "\n" not in str(error.value)
 
 
-def test_what_knows_no_grammar_refuses_it(llamas, tables, tmp_path):
+def test_what_knows_no_grammar_refuses_it(llamas, tables):
     with pytest.raises(InputError, match="a method of chains, copies or trees"):
         generate(llamas, PROMPTS[:1], "mtad", grammar="a+")
     two = ModelPair(target=llamas.target, drafts=[llamas.draft] * 2, tokenizer=llamas.tokenizer, costs="assumed")
@@ -254,11 +255,8 @@ def test_what_knows_no_grammar_refuses_it(llamas, tables, tmp_path):
         )
     with pytest.raises(InputError, match="grammar is for decoding alone"):
         llamas.encode({"prompt": "a", "grammar": "a+"})
-    from toolkit.trace.store import Store
-
-    sequence = [(llamas.encode(PROMPTS[0]), [5, 6])]
-    with pytest.raises(InputError, match="knows grammars"):
-        Store(tmp_path).trace(llamas, Sampling(grammar="a+"), sequence, 2)
+    with pytest.raises(InputError, match="reads texts without grammars"):
+        list(distributions_along(llamas, [(llamas.encode(PROMPTS[0]), [5, 6])], Sampling(grammar="a+")))
 
 
 def test_transformers_generate_takes_a_grammar(llamas):
@@ -291,4 +289,5 @@ def test_the_command_decodes_rows_with_grammars_of_their_own(tmp_path):
     other = decode_command.run(config.compose("decode", [*words, 'sampling.grammar="[0-9]{2}"']))
     assert other != folder, "a grammar is part of what names an output"
     with pytest.raises(InputError, match="grammar: expected null"):
-        config.compose("sweep", ["sampling.grammar=json"])
+        config.compose("advise", ["sampling.grammar=json"])
+    config.compose("sweep", ["sampling.grammar=json"])

@@ -56,9 +56,7 @@ def check(config: Any, config_name: str, *, complete: bool = True, values: bool 
         and sampling.get("grammar") is not None
         and not getattr(section, "reads_grammars", True)
     ):
-        raise InputError(
-            "sampling.grammar: expected null; of all commands toolkit.decode and data_gen.responses know grammars"
-        )
+        raise InputError("sampling.grammar: expected null; decode, responses, traces and sweep know grammars")
     method = content.get("method")
     if values and section is not None and is_node(method) and MISSING not in flatten(method).values():
         classes.instantiate(method)  # what its parts ask of each other

@@ -30,8 +30,22 @@ from toolkit.sampling import Sampling
 JSON = "json"  # any JSON
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 FLEXIBLE = {"whitespace_flexible": True}
+TokenLists = tuple[Sequence[int], Sequence[int]]
 RULE = re.compile(r"^\s*start\s*:", re.MULTILINE)  # of a Lark grammar
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+
+class TextWithGrammar(TokenLists):
+    """A text (prompt ids, produced ids) that may have a grammar of its own."""
+
+    grammar: str | Mapping[str, Any] | None
+
+    def __new__(
+        cls, prompt: Sequence[int], produced: Sequence[int], grammar: str | Mapping[str, Any] | None
+    ) -> TextWithGrammar:
+        text = super().__new__(cls, (prompt, produced))
+        text.grammar = grammar
+        return text
 
 
 class TextGrammar:
@@ -92,7 +106,7 @@ def grammar_of(pair: ModelPair, sampling: Sampling, text: str | Mapping[str, Any
         return None
     ends = pair.ends(sampling)
     tokenizer, grammars = _tokenizer(pair, ends)
-    key = (_source(text), sampling.grammar_whitespace)
+    key = (source_of(text), sampling.grammar_whitespace)
     if key not in grammars:
         grammar = TextGrammar(_matcher(tokenizer, *key), pair.vocab_size, ends)
         if not grammar.allowed.any():
@@ -101,6 +115,23 @@ def grammar_of(pair: ModelPair, sampling: Sampling, text: str | Mapping[str, Any
             )
         grammars[key] = grammar
     return grammars[key]
+
+
+def grammars_of(pair: ModelPair, sampling: Sampling, texts: Sequence[TokenLists]) -> list[TextGrammar | None] | None:
+    """The grammars of texts, before their first produced tokens; None: no text has one. Raises InputError as `grammar_of`."""
+    grammars = [grammar_of(pair, sampling, getattr(text, "grammar", None)) for text in texts]
+    if all(grammar is None for grammar in grammars):
+        return None
+    if sampling.stop:
+        raise InputError("beside a grammar expected no stop strings: a text ends where its grammar does")
+    return grammars
+
+
+def grammar_key(sampling: Sampling, text: TokenLists) -> list[Any]:
+    """What names the grammar of a text: [content, whitespace], of its own or the sampling's; []: it has none."""
+    own = getattr(text, "grammar", None)
+    grammar = sampling.grammar if own is None else own
+    return [] if grammar is None else [source_of(grammar), sampling.grammar_whitespace]
 
 
 def _matcher(tokenizer: Any, text: str, whitespace: bool) -> Any:
@@ -118,7 +149,7 @@ def _matcher(tokenizer: Any, text: str, whitespace: bool) -> Any:
     return LLMatcher(tokenizer, compiled)
 
 
-def _source(text: str | Mapping[str, Any]) -> str:
+def source_of(text: str | Mapping[str, Any]) -> str:
     """The text of a grammar, of a file its content."""
     if isinstance(text, Mapping):
         return json.dumps(text)

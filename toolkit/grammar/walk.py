@@ -54,6 +54,14 @@ def masked(logits: Tensor, allowed: Tensor) -> Tensor:
     return torch.where(lost & allowed, 0.0, kept)
 
 
+def certainty(grammars: Sequence[TextGrammar | None], tokens: Sequence[int]) -> dict[str, Tensor]:
+    """Of drafted tokens [n], by the grammars before them [n]: whether each is certain, and how many certain ones follow it."""
+    after = [None if grammar is None else grammar.after(token) for grammar, token in zip(grammars, tokens, strict=True)]
+    certain = [grammar is not None and grammar.forced is not None for grammar in grammars]
+    runs = [0 if grammar is None else len(grammar.run(FORCED)) for grammar in after]
+    return {"certain": torch.tensor(certain), "certain_after": torch.tensor(runs, dtype=torch.int32)}
+
+
 def along(grammar: TextGrammar | None, tokens: Sequence[int]) -> list[TextGrammar | None]:
     """The grammars after a text and after every token of a chain."""
     states = [grammar]

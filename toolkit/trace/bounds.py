@@ -49,7 +49,7 @@ from toolkit.models.teacher import Text, distributions_along, picked
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Fixed, Thresholded
 from toolkit.trace import Trace
-from toolkit.trace.replay import Replayed, by_starts, first_below, score_table, visits, walk
+from toolkit.trace.replay import Replayed, by_starts, check_no_grammar, first_below, score_table, visits, walk
 from toolkit.trace.steps import Geometry
 
 Array = NDArray[np.float64]
@@ -82,6 +82,7 @@ def oracle_lengths(trace: Trace) -> Array:
 
 def _text_probs(trace: Trace) -> list[Array]:
     """a_1..a_N of every text."""
+    check_no_grammar(trace, "the oracle")
     if trace.run is not None:
         raise InputError(
             "the oracle needs a draft whose acceptance at a position does not depend on where its round began"
@@ -187,6 +188,7 @@ def known_worth(trace: Trace, geometry: Geometry) -> tuple[Tensor, Tensor]:
 
     Raises InputError if the trace does not hold p and q along the roll-outs.
     """
+    check_no_grammar(trace, "an upper bound")
     if bool(trace.alpha.isnan().any()):
         raise InputError(
             "this trace does not hold the target's distributions along the roll-outs: record it with upper_bound=true"

@@ -21,12 +21,14 @@ from toolkit.acceptance.folder import Scorer
 from toolkit.engine import Reading, Session
 from toolkit.engine.engine import engine_of
 from toolkit.errors import NOT_NUMBERS, InputError
+from toolkit.grammar import grammars_of, masked
+from toolkit.grammar.walk import along, certainty, stacked
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text, hidden_size, seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace, join
-from toolkit.trace.roll_outs import NODES, OF_POSITIONS, RecordedText, RollOuts, columns_of, row_of
+from toolkit.trace.roll_outs import NODES, OF_POSITIONS, Grammars, RecordedText, RollOuts, columns_of, row_of
 from toolkit.trace.score import kept_logits, recorded_logits
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
@@ -159,11 +161,21 @@ class Recorder:
             RecordedText(row, *text, self._uniforms(row, len(text[1])))
             for row, text in zip(rows, sequences, strict=True)
         ]
-        for text in batch:
+        self.prepare(batch, sequences)
+        return batch
+
+    def prepare(self, batch: Sequence[RecordedText], sequences: Sequence[Text]) -> None:
+        """Check texts, and note what stands before each of their tokens. Raises InputError for another's."""
+        grammars = grammars_of(self.pair, self.sampling, sequences)
+        for name, head in self.heads.items() if grammars is not None else ():
+            if getattr(head, "num_history", 0):
+                raise InputError(f"head {name}: beside a grammar expected a head that reads no earlier positions")
+        for number, text in enumerate(batch):
             self.check(text)
             if self.sampling.repetition_penalty != 1.0:
                 text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
-        return batch
+            if grammars is not None:
+                text.grammars = along(grammars[number], text.produced)[:-1]
 
     def _sessions(self, batch: Sequence[RecordedText]) -> tuple[Session, Session]:
         """Empty caches of target and draft for texts."""
@@ -263,12 +275,14 @@ class Recorder:
         part = slice(first, first + len(logits))
         emitted = torch.tensor(text.produced[part], device=device).unsqueeze(-1)
         seen = None if text.seen is None else text.seen[part]
-        target_probs, draft_probs = warp(target_logits, self.sampling, seen), self.warp_draft(logits, seen)
+        grammars = None if text.grammars is None else text.grammars[part]
+        target_logits, logits = self.within(target_logits, grammars), self.within(logits, grammars)
+        target_probs, draft_probs = warp(target_logits, self.plain, seen), self.warp_draft(logits, seen)
         self.check_possible(text, first, target_logits, target_probs, seen)
         accept_prob, accepted, drafted = decided(target_probs, draft_probs, emitted, text.uniforms[part].to(device))
         step = DraftStep(1, logits, draft_probs, hidden, drafted)
         return {
-            **self.facts_of(step, target_probs),
+            **self.facts_of(step, target_probs, grammars),
             "text_accept_prob": accept_prob.cpu(),
             "accepted": accepted.cpu(),
             "text_prob": step.raw_probs.gather(-1, emitted).squeeze(-1).float().cpu(),
@@ -315,10 +329,13 @@ class Recorder:
         lifted = logits.clone()
         lifted[token] += 2 * margin
         top_p, min_p = min(1.0, self.sampling.top_p + margin), max(0.0, self.sampling.min_p - margin)
-        wider = replace(self.sampling, top_p=top_p, min_p=min_p, repetition_penalty=1.0)
+        wider = replace(self.plain, top_p=top_p, min_p=min_p, repetition_penalty=1.0)
         return bool(warp(lifted.unsqueeze(0), wider)[0, token] > 0)
 
-    def facts_of(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]:
+    def facts_of(
+        self, step: DraftStep, target_probs: Tensor | None, grammars: Grammars | None = None
+    ) -> dict[str, Tensor]:
+        """The columns of steps [n]; grammars: those before their tokens [n], None where no text has one."""
         assert step.tokens is not None
         facts = {
             "tokens": step.tokens.int(),
@@ -337,6 +354,8 @@ class Recorder:
                 facts[f"estimates/{name}"] = kept_logits(head, step)
         if self.hidden or self.late:
             facts["hidden"] = step.hidden.clone()
+        if grammars is not None:
+            facts |= certainty(grammars, step.tokens.tolist())
         return {name: value.cpu() for name, value in facts.items()}
 
     @property
@@ -345,7 +364,18 @@ class Recorder:
         return self.sampling.max_new_tokens - 1
 
     def warp_draft(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        return warp(logits, self.sampling.at(self.draft_temperature), seen)
+        return warp(logits, self.plain.at(self.draft_temperature), seen)
+
+    @property
+    def plain(self) -> Sampling:
+        """The sampling of logits that are masked already (`within`)."""
+        return replace(self.sampling, grammar=None)
+
+    def within(self, logits: Tensor, grammars: Grammars | None) -> Tensor:
+        """Logits [n, V] of what the grammars before n tokens leave; None: no text has one."""
+        if grammars is None:
+            return logits
+        return masked(logits, stacked(grammars, self.pair.vocab_size).to(logits.device))
 
     def _uniforms(self, row: int, length: int) -> Tensor:
         """[N, 1 + M]: acceptance, the drafted token instead, and one per step of the roll-out."""

@@ -25,12 +25,14 @@ from toolkit.drafts.kinds import block_length, gives_blocks, kind_of, reads_stat
 from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
+from toolkit.grammar.text import grammar_key
+from toolkit.grammar.walk import along
 from toolkit.models.pair import ModelPair
-from toolkit.models.teacher import Text, readings_along, seen_before
+from toolkit.models.teacher import Text, readings_along
 from toolkit.sampling import Sampling, draw, row_generator, warp
 from toolkit.trace import Trace, join
 from toolkit.trace.record import Recorder, decided
-from toolkit.trace.roll_outs import RecordedText
+from toolkit.trace.roll_outs import Grammars, RecordedText
 from toolkit.trace.steps import Geometry
 from toolkit.types import DraftStep
 
@@ -64,13 +66,11 @@ class StartRecorder(Recorder):
                     "head with head.earlier=0"
                 )
         texts = [RecordedText(row, *text, torch.empty(0)) for row, text in zip(rows, sequences, strict=True)]
+        self.prepare(texts, sequences)
         own = join([self._record(text) for text in texts])
         return [own, *(other.recorded(sequences, rows, ())[0] for other in others)]
 
     def _record(self, text: RecordedText) -> Trace:
-        self.check(text)
-        if self.sampling.repetition_penalty != 1.0:
-            text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
         sessions = engine_of(self.pair).open(1, len(text.prompt) + len(text.produced), captured=False)
         target: Any = sessions.target
         parts = [self._target_probs(text, target, first) for first in range(0, len(text.produced), self.width(1))]
@@ -83,7 +83,8 @@ class StartRecorder(Recorder):
         end = min(first + self.width(1), len(text.produced))
         logits = self.path(target, [text], first, end).logits[0]
         seen = None if text.seen is None else text.seen[first:end]
-        probs = warp(logits, self.sampling, seen)
+        logits = self.within(logits, None if text.grammars is None else text.grammars[first:end])
+        probs = warp(logits, self.plain, seen)
         self.check_possible(text, first, logits, probs, seen)
         return probs
 
@@ -110,6 +111,7 @@ class Chains(ABC):
     newest   token that each start's chain ends in [N]
     run      accepted tokens of each chain before its first rejected one [N]
     parents  the target's node before each chain's newest token [N]; -1: the prompt
+    grammars  after each chain's newest token [N]; None: the text has none, nor has a text beside it
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Chains(ABC):
         self.newest = torch.tensor([*text.prompt, *text.produced][-size - 1 : -1], device=self.device)
         self.seen = None if text.seen is None else text.seen.clone()
         self.parents = self.starts - 1
+        self.grammars = None if text.grammars is None else list(text.grammars)
         self.states = states.to(self.draft.device, self.draft.dtype)
 
     def trace(self) -> Trace:
@@ -161,7 +164,8 @@ class Chains(ABC):
         """One token more from some starts [n], from the final states [n, D] that predict it; its columns."""
         pair, recorder = self.recorder.pair, self.recorder
         logits, hidden = self.outputs(starts, final)
-        logits = pair.fit(logits)
+        grammars = None if self.grammars is None else [self.grammars[start] for start in starts.tolist()]
+        logits = recorder.within(pair.fit(logits), grammars)
         seen = None if self.seen is None else self.seen[starts]
         q = recorder.warp_draft(logits, seen)
         position = starts + depth - 1
@@ -175,13 +179,18 @@ class Chains(ABC):
         tokens = torch.where(follows, tokens, draw(q, draws[:, 1]))
         if depth > 1:  # the chain's newest token has been verified
             self.parents[starts] += follows
-            p = torch.where(follows.unsqueeze(-1), p, self._beyond(starts, ~follows, seen))
+            p = torch.where(follows.unsqueeze(-1), p, self._beyond(starts, ~follows, seen, grammars))
         step = DraftStep(1, logits, q, hidden.to(logits.device), tokens)
         self.run[starts] += accepted
         self.newest[starts] = tokens
         if self.seen is not None:
             self.seen[starts, tokens] = True
-        columns = recorder.facts_of(step, p)
+        columns = recorder.facts_of(step, p, grammars)
+        if self.grammars is not None:
+            for start, token in zip(starts.tolist(), tokens.tolist(), strict=True):
+                self.grammars[start] = along(self.grammars[start], [token])[-1]
+            if depth == recorder.max_drafted:  # what rides along after an accepted last token is accepted, too
+                self.run[starts] += torch.where(self.run[starts] == depth, columns["certain_after"].to(self.device), 0)
         if depth > 1:
             return columns
         own = {
@@ -191,7 +200,7 @@ class Chains(ABC):
         }
         return {**columns, **{name: value.cpu() for name, value in own.items()}}
 
-    def _beyond(self, starts: Tensor, off: Tensor, seen: Tensor | None) -> Tensor:
+    def _beyond(self, starts: Tensor, off: Tensor, seen: Tensor | None, grammars: Grammars | None) -> Tensor:
         """p [n, V] where chains have left the text (`off` [n]); not numbers elsewhere, and if the target does not read them."""
         probs = self.probs.new_full((len(starts), self.probs.shape[1]), torch.nan)
         leaving = starts[off]
@@ -200,7 +209,9 @@ class Chains(ABC):
         first = self.target.index.num_nodes(0)
         tokens, parents = (values[leaving].unsqueeze(0) for values in (self.newest, self.parents))
         logits = self.target.extend(tokens, counts=[0], parents=parents, last=len(leaving)).logits[0]
-        probs[off] = warp(logits, self.recorder.sampling, None if seen is None else seen[off])
+        of_leaving = None if grammars is None else [grammars[number] for number in off.nonzero().squeeze(1).tolist()]
+        logits = self.recorder.within(logits, of_leaving)
+        probs[off] = warp(logits, self.recorder.plain, None if seen is None else seen[off])
         self.parents[leaving] = first + torch.arange(len(leaving), device=leaving.device)
         return probs
 
@@ -255,6 +266,8 @@ def depth_that_pays(
             depths.append(next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), most))
         return max(depths)
     alphas: dict[float | None, list[Tensor]] = {temperature: [] for temperature in draft_temperatures}
+    if any(grammar_key(sampling, text) for text in sequences):
+        raise InputError("max_drafted: expected a number beside a grammar, got auto")
     for prompt, produced in sequences[:TEXTS]:
         for reading in readings_along(pair, [(prompt, produced[:TOKENS])], sampling, check=False):
             if not reading.holds_numbers:

@@ -29,7 +29,7 @@ from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State, check_obeyed
 from toolkit.trace import Trace
 from toolkit.trace.copies import Copies
-from toolkit.trace.steps import Geometry, RecordedStep, check_recorded, cut_before, recorded_at, step_at
+from toolkit.trace.steps import Certain, Geometry, RecordedStep, check_recorded, cut_before, recorded_at, step_at
 from toolkit.trace.trace import CutError
 from toolkit.types import Counts, RoundCounts
 
@@ -41,6 +41,7 @@ class Replayed:
     """Totals per text, and how often each round length came up.
 
     counts  name of `toolkit.types.Counts` -> [T]
+    M is the most tokens of a round, certain ones that ride along included (`Trace.most_sent`).
     accepted [T, M + 1]  rounds of each text that accepted 0, 1, 2, ... tokens
     drafted [T, M + 1]  rounds of each text that drafted 0, 1, 2, ... tokens
     sources  "copy_rounds", "draft_rounds" -> [T], rounds that copied tokens, and that a draft model drafted in
@@ -92,6 +93,7 @@ def draft(
 ) -> tuple[Tensor, Tensor, State]:
     """One round from each of `starts` [B]: tokens drafted [B], forwards paid for [B], the policy's state.
 
+    Certain tokens are drafted without asking the policy; those that ride along after the drafted ones do not count here.
     A policy that reads nothing of a draft goes on past a cut, as if no end of text had been drafted there.
 
     busy    [B] bool: slots that hold a text; the others draft nothing. None: all do
@@ -101,29 +103,32 @@ def draft(
     if isinstance(trace, Copies):
         return trace.draft(starts, policy, state, busy)
     _check_limit(trace, policy.limit)
-    live = geometry.room[starts] > 0
+    room = geometry.room[starts].clamp(max=policy.limit)  # in certain tokens, too
+    live = room > 0
     live = live if busy is None else live & busy
     state, begins = policy.begin(live, geometry.in_context(policy, state, starts))
     drafting = begins & live
     num_drafted, num_calls = torch.zeros_like(starts), torch.zeros_like(starts)
     cut, depth, past = geometry.cut, 0, torch.zeros_like(drafting)
+    reads_all = trace.certain is None or trace.run is not None  # certain tokens, too
     while bool(drafting.any()):
         depth += 1
         index, _ = recorded_at(trace, geometry, starts, depth)
+        asked = drafting if trace.certain is None else drafting & ~trace.certain[index]
         if depth == 1 or not trace.blocks:
-            num_calls += drafting
+            num_calls += drafting if reads_all else asked
         if policy.reads:
             new, go_on = policy.read(RecordedStep(trace, depth, index, drawn=False), state)
-            state, drafting = where_active(new, state, drafting), drafting & go_on
+            state, drafting, asked = where_active(new, state, asked), drafting & (go_on | ~asked), asked & go_on
             if not bool(drafting.any()):
                 break
         num_drafted += drafting
         new, go_on = policy.step(RecordedStep(trace, depth, index, live=drafting), state)
-        state = where_active(new, state, drafting)
+        state = where_active(new, state, asked)
         # Not after an end of text, nor beyond the length limit.
         _, following = recorded_at(trace, geometry, starts, depth + 1)
-        drafting = drafting & go_on & (geometry.room[starts] > depth)
-        if cut is not None and policy.needs_draft_model:
+        drafting = drafting & (go_on | ~asked) & (room > depth)
+        if cut is not None and (policy.needs_draft_model or trace.certain is not None):
             past |= drafting & cut[starts] & ~following
         elif cut is not None:
             following = following | cut[starts]
@@ -171,7 +176,7 @@ def carried(trace: Trace, policy: StoppingPolicy) -> tuple[Replayed, State]:
 
 def _counted(trace: Trace | Copies, rounds: Sequence[tuple[Tensor, ...]]) -> Replayed:
     text, _, *counts = (torch.cat(values) for values in zip(*rounds, strict=True))
-    return tally(trace.num_texts, trace.max_drafted + 1, 1, torch.zeros_like(text), text, *counts)[0]
+    return tally(trace.num_texts, trace.most_sent + 1, 1, torch.zeros_like(text), text, *counts)[0]
 
 
 def replay_rounds(
@@ -202,11 +207,19 @@ def replay_rounds(
             num_copied, agreeing, before = copies.round(starts, room, policy, state, room > 0)
         num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, before, alive, wanted)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
+        certain = certain_of(trace, geometry, starts, num_drafted)
         if copies is not None:
             by_draft = num_calls > 0
+            if certain is not None:
+                certain = certain.where(by_draft, copies.certain(starts, num_copied))
             num_drafted = torch.where(by_draft, num_drafted, num_copied)
             accepted = torch.where(by_draft, accepted, agreeing)
         counts = RoundCounts(num_drafted, num_calls, accepted)
+        if certain is not None:
+            accepted = torch.where(accepted == num_drafted, accepted + certain.after, accepted)
+            sent, own = certain.drafted + certain.after, num_drafted - certain.drafted
+            counts = RoundCounts(own, num_calls, accepted - certain.kept, sent, certain.kept)
+            num_drafted = num_drafted + certain.after
         observed = policy.observe(counts, counts, drafted_state)
         state = where_active(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
@@ -228,7 +241,16 @@ def by_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
     starts = torch.arange(trace.num_positions)
     state = policy.init(len(starts), torch.device("cpu"))
     num_drafted, num_calls, _ = draft(trace, geometry, starts, policy, state)
-    return walk(trace, geometry, num_drafted.unsqueeze(0), num_calls.unsqueeze(0))[0]
+    certain = certain_of(trace, geometry, starts, num_drafted)
+    sent = num_drafted if certain is None else num_drafted + certain.after
+    return walk(trace, geometry, sent.unsqueeze(0), num_calls.unsqueeze(0))[0]
+
+
+def certain_of(trace: Trace | Copies, geometry: Geometry, starts: Tensor, num_drafted: Tensor) -> Certain | None:
+    """The certain tokens of rounds from `starts` [B] that draft or copy so many [B]; None: there is no grammar."""
+    if isinstance(trace, Copies):
+        return trace.certain(starts, num_drafted)
+    return Certain.of(trace, geometry, starts, num_drafted)
 
 
 def sweep_levels(
@@ -260,6 +282,7 @@ def visits(trace: Trace, geometry: Geometry, most: int) -> Iterator[tuple[int, T
 
 def score_table(trace: Trace, geometry: Geometry, policy: Thresholded, most: int) -> tuple[Tensor, Tensor]:
     """Scores after 1..M drafted tokens from every start [M, P], and how many tokens can be drafted there [P]."""
+    check_no_grammar(trace, "a sweep of levels")
     state = policy.init(trace.num_positions, torch.device("cpu"))
     state, begins = policy.begin(geometry.room > 0, state)
     possible = torch.zeros(trace.num_positions, dtype=torch.long)
@@ -296,7 +319,7 @@ def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tenso
     group, start, text = (torch.cat(values) for values in zip(*rounds, strict=True))
     round_of = group * positions + start
     visited = (values.reshape(-1)[round_of] for values in (num_drafted, num_calls, accepted, produced))
-    return tally(trace.num_texts, trace.max_drafted + 1, groups, group, text, *visited)
+    return tally(trace.num_texts, trace.most_sent + 1, groups, group, text, *visited)
 
 
 def tally(
@@ -356,6 +379,12 @@ def sources_of(drafted: Tensor, calls: Tensor) -> dict[str, Tensor]:
 def _from(counts: Tensor) -> Tensor:
     """How many are at least k, from how many are k: [..., M + 1]."""
     return counts.flip(-1).cumsum(-1).flip(-1)
+
+
+def check_no_grammar(trace: Trace, caller: str) -> None:
+    """Raises InputError for a recording under a grammar, whose certain tokens the caller does not know."""
+    if trace.certain is not None:
+        raise InputError(f"{caller}: expected a recording without a grammar; `replay` takes one")
 
 
 def _check_limit(trace: Trace, limit: int | None) -> None:

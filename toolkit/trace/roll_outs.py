@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from toolkit.engine import Reading, Session
+from toolkit.grammar import TextGrammar
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling, draw, warp
 from toolkit.stopping import StoppingPolicy
@@ -26,6 +27,7 @@ from toolkit.types import DraftStep
 
 OF_POSITIONS = ("accepted", "text_accept_prob", "target_entropy", "text_prob")  # columns that roll-outs have not
 OF_STEPS = ("tokens", "draft_prob", "token_prob", "entropy", "top_probs", "accept_prob", "target_prob", "alpha")
+Grammars = Sequence[TextGrammar | None]
 NODES = 256  # of a text that are read again in one forward pass
 
 
@@ -37,6 +39,8 @@ class Recording(Protocol):
     @property
     def sampling(self) -> Sampling: ...
     @property
+    def plain(self) -> Sampling: ...
+    @property
     def max_drafted(self) -> int: ...
     @property
     def heads(self) -> Mapping[str, Any]: ...
@@ -46,7 +50,10 @@ class Recording(Protocol):
     def room(self) -> int: ...
     def width(self, num_rows: int) -> int: ...
     def warp_draft(self, logits: Tensor, seen: Tensor | None) -> Tensor: ...
-    def facts_of(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]: ...
+    def within(self, logits: Tensor, grammars: Grammars | None) -> Tensor: ...
+    def facts_of(
+        self, step: DraftStep, target_probs: Tensor | None, grammars: Grammars | None = None
+    ) -> dict[str, Tensor]: ...
     def scored(self, trace: Trace) -> Trace: ...
 
 
@@ -54,11 +61,13 @@ class RecordedText:
     """A text to be recorded: its row, ids, and uniforms [N, 1 + M] of its draws.
 
     seen [N, V]  tokens before each of the produced ones, for the repetition penalty
+    grammars [N]  before each of the produced ones; None: no text of the batch has one
     """
 
     def __init__(self, row: int, prompt: Sequence[int], produced: Sequence[int], uniforms: Tensor):
         self.row, self.prompt, self.produced, self.uniforms = row, list(prompt), list(produced), uniforms
         self.seen: Tensor | None = None
+        self.grammars: Grammars | None = None
 
 
 @dataclass
@@ -67,6 +76,7 @@ class _Roll:
 
     token   its newest one, which the draft has not read;  parent  the node before it
     goal    steps that are wanted;  seen [V]  tokens before the newest one, for the repetition penalty
+    grammar  before the newest one; None: the text has none, or it has ended
     """
 
     position: int
@@ -76,6 +86,13 @@ class _Roll:
     goal: int = 0
     steps: list[tuple[int, int]] = field(default_factory=list)
     seen: Tensor | None = None
+    grammar: TextGrammar | None = None
+
+    def read(self) -> None:
+        """Take the newest token into what stands before the next one."""
+        if self.seen is not None:
+            self.seen[self.token] = True
+        self.grammar = None if self.grammar is None else self.grammar.after(self.token)
 
 
 class RollOuts:
@@ -102,8 +119,9 @@ class RollOuts:
             drafted, after_rejection = column["tokens"].tolist(), ~column["accepted"]
             after_rejection[-1] = True  # a stop string has ended the text, or there is no room
             rolls = [
-                _Roll(position, drafted[position], position - 1, seen=row_of(text.seen, position))
+                _Roll(position, drafted[position], position - 1, 0, 0, [], row_of(text.seen, position), grammar)
                 for position in after_rejection.nonzero().squeeze(-1).tolist()
+                for grammar in [None if text.grammars is None else text.grammars[position]]
             ]
             self.rolls.append([roll for roll in rolls if self._goes_on(roll)])
 
@@ -146,8 +164,7 @@ class RollOuts:
                     if goes_on:
                         nodes[row].append(_Roll(roll.position, roll.token, roll.parent))
                         roll.parent = first_node + len(nodes[row]) - 1
-                    if roll.seen is not None:
-                        roll.seen[roll.token] = True
+                    roll.read()
                     roll.token = token
             self.facts[row].append(columns_of(trace, slice(first_step, last_step)))
             begin += len(column["tokens"])
@@ -188,23 +205,24 @@ class RollOuts:
         for row, (text, rolls) in enumerate(zip(self.batch, live, strict=True)):
             if not rolls:
                 continue
+            for roll in rolls:
+                roll.read()
             noted = [roll.seen for roll in rolls if roll.seen is not None]  # of all, or of none
-            for roll, before in zip(rolls, noted, strict=False):
-                before[roll.token] = True
             seen = torch.stack(noted) if noted else None  # tokens before the ones that are drawn now [R, V]
-            distribution = recorder.warp_draft(logits[row, : len(rolls)], seen)
-            target_probs = None
+            grammars = None if text.grammars is None else [roll.grammar for roll in rolls]
+            allowed = recorder.within(logits[row, : len(rolls)], grammars)
+            distribution, target_probs = recorder.warp_draft(allowed, seen), None
             if target_logits is not None:
-                target_probs = warp(target_logits[row, : len(rolls)], recorder.sampling, seen)
+                target_probs = warp(recorder.within(target_logits[row, : len(rolls)], grammars), recorder.plain, seen)
             positions, lengths = torch.tensor([(roll.position, roll.length) for roll in rolls]).T
             drawn = draw(distribution, text.uniforms[positions, 2 + lengths].to(distribution.device))
             states = hidden[row, : len(rolls)].to(distribution.device)
-            step = DraftStep(1, logits[row, : len(rolls)], distribution, states, drawn)
+            step = DraftStep(1, allowed, distribution, states, drawn)
             for number, (roll, token) in enumerate(zip(rolls, drawn.tolist(), strict=True)):
                 roll.length += 1
                 roll.steps.append((len(self.facts[row]), number))
                 roll.token, roll.parent = token, first[row] + number
-            self.facts[row].append(recorder.facts_of(step, target_probs))
+            self.facts[row].append(recorder.facts_of(step, target_probs, grammars))
 
     def _branch(self, session: Session, live: list[list[_Roll]], last: int | None = None) -> Reading:
         """One forward: the newest token of every roll-out under way becomes a node. Logits [B, R, V], states [B, R, D].
@@ -265,7 +283,8 @@ class RollOuts:
 
 def columns_of(trace: Trace, steps: slice) -> dict[str, Tensor]:
     """The columns of some steps of a trace, as `Recorder.facts_of` makes them."""
-    columns = {name: getattr(trace, name)[steps] for name in OF_STEPS}
+    held = OF_STEPS if trace.certain is None else (*OF_STEPS, "certain", "certain_after")
+    columns = {name: getattr(trace, name)[steps] for name in held}
     columns |= {f"estimates/{name}": logits[steps] for name, logits in trace.estimates.items()}
     if isinstance(trace.hidden, Tensor):
         columns["hidden"] = trace.hidden[steps]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
+from toolkit.grammar.walk import FORCED
 from toolkit.stopping.base import State, StoppingPolicy, in_context
 from toolkit.trace.trace import OLDER, CutError, Rows, Trace
 from toolkit.types import STEP_NAMES, UNDRAWN, History
@@ -71,6 +72,41 @@ class Geometry:
         run = torch.minimum(rejected.flip(0).cummin(0).values.flip(0), end) - position
         edge = torch.minimum(run, left - 1)
         return cls(run, left, room, edge, context, None if trace.roll_cut is None else trace.roll_cut[position + edge])
+
+
+@dataclass(frozen=True)
+class Certain:
+    """The tokens of rounds [...] that a grammar left alone: they say nothing of acceptance.
+
+    drafted  among the drafted tokens;  after  those that ride along after them;  kept  the accepted ones of both
+    """
+
+    drafted: Tensor
+    after: Tensor
+    kept: Tensor
+
+    def where(self, chosen: Tensor, other: Certain | None) -> Certain:
+        """These in the chosen rounds [B] bool, else the others. Raises InputError if there are none."""
+        if other is None:
+            raise InputError("a recording under a grammar, and copies without it: expected both of the same texts")
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Certain(*(torch.where(chosen, own, others) for own, others in pairs))
+
+    @classmethod
+    def of(cls, trace: Trace, geometry: Geometry, starts: Tensor, num_drafted: Tensor) -> Certain | None:
+        """Of rounds from `starts` [B] that draft `num_drafted` [..., B]; None: the recording knows no grammar."""
+        if trace.certain is None or trace.certain_after is None:
+            return None
+        run, first = geometry.run[starts], trace.certain[starts]
+        drafted, kept = torch.zeros_like(num_drafted), torch.zeros_like(num_drafted)
+        after = torch.where(first, 1 + trace.certain_after[starts], 0).expand_as(num_drafted)
+        for depth in range(1, int(num_drafted.max()) + 1):
+            index, _ = recorded_at(trace, geometry, starts, depth)
+            certain = trace.certain[index] & (num_drafted >= depth)
+            drafted, kept = drafted + certain, kept + (certain & (run >= depth))
+            after = torch.where(num_drafted == depth, trace.certain_after[index], after)
+        after = after.clamp(max=FORCED).minimum((geometry.room[starts] - num_drafted).clamp(min=0))
+        return cls(drafted, after, kept + torch.where(run >= num_drafted, after, 0))
 
 
 def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:

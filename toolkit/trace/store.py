@@ -26,11 +26,12 @@ from tqdm.auto import tqdm
 from toolkit.acceptance.folder import KINDS, recorded_name, scorers
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
+from toolkit.grammar.text import grammar_key
 from toolkit.models.fingerprint import computed_by
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text
 from toolkit.runs.stage import MANIFEST, read_manifest
-from toolkit.sampling import NO_GRAMMAR, Sampling
+from toolkit.sampling import Sampling
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace.record import BATCH, Recorder, record_all_together
 from toolkit.trace.record_by_start import recorder_of
@@ -203,14 +204,12 @@ class Store:
         """
         if not sequences:
             raise InputError("every response failed: there is nothing to replay")
-        if sampling.grammar is not None:
-            raise InputError(NO_GRAMMAR)
         rows = range(len(sequences)) if rows is None else rows
         scored_by = {scorer.key: scorer for folder in heads for scorer in scorers(pair, folder).values()}
         read = [computed_by(pair.target), computed_by(pair.draft), _settings(sampling), sorted(pair.ends(sampling))]
         numbered = [
-            [row, list(map(int, prompt)), list(map(int, produced))]
-            for row, (prompt, produced) in zip(rows, sequences, strict=True)
+            [row, list(map(int, text[0])), list(map(int, text[1])), *grammar_key(sampling, text)]
+            for row, text in zip(rows, sequences, strict=True)
         ]
         apart: list[Any] = ["states"] if states else []
         apart += [list(pair.unshared)] if pair.unshared else []  # the draft never proposes them
@@ -250,11 +249,12 @@ class Store:
             print(f"{self.folder} holds recordings of an older revision ({OLDER}): they are not read, but made again")
 
 
-def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
+def read_traces(folder: Path | str, replicate: int | None = 0, grammars: bool = False) -> Trace:
     """The traces of a finished folder as one: one replicate, or all of them (None), one after another.
 
     States stay in the files until they are read.
-    Raises InputError if the folder is not finished, or a file is missing, cut short or of another job.
+    grammars  whether the caller knows certain tokens, as of texts with grammars
+    Raises InputError for these if not, if the folder is not finished, or a file is missing, cut short or of another job.
     """
     folder = Path(folder)
     if not (folder / MANIFEST).exists() or read_manifest(folder).get("stage") != "traces":
@@ -265,6 +265,8 @@ def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
     chosen = range(manifest["replicates"]) if replicate is None else [replicate]
     paths = [folder / file_name(number, r) for r in chosen for number in range(manifest["num_shards"])]
     trace = join([read_file(path, manifest["job"]) for path in paths], mapped=True)
+    if trace.certain is not None and not grammars:
+        raise InputError(f"{folder}: expected a recording without a grammar here; sweeps and statistics= know them")
     names = {
         recorded_name(digest, kind): recorded_name(name, kind)
         for name, digest in (manifest.get("heads") or {}).items()
@@ -295,5 +297,5 @@ def check_final_states(summary: Mapping[str, Any], where: Path | str) -> None:
 
 
 def _settings(sampling: Sampling) -> dict[str, Any]:
-    """What a recording depends on: all but what it refuses, which older ones do not name."""
+    """What a recording depends on but for grammars, which `grammar_key` names with the texts: older ones do not."""
     return {name: value for name, value in vars(sampling).items() if not name.startswith("grammar")}

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ from torch import Tensor
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.files.text import first_line
+from toolkit.grammar.walk import FORCED
 from toolkit.types import SMALLEST
 
 PER_TEXT = ("room", "rows", "prompt_lengths")
@@ -114,7 +115,10 @@ class Trace:
     text_prob [P]       its probability in the draft's unwarped distribution; likewise
     target_prob [S]     p(token), warped, where accept_prob is recorded, else not a number; None in older recordings
     roll_cut [P]        whether the roll-out after the position was cut; None: no roll-out was
-    run [P]             accepted tokens of the round that starts there, at most max_drafted; None: not recorded by start
+    run [P]             accepted tokens of the round that starts there, at most max_drafted and the certain ones after these;
+                        None: not recorded by start
+    certain [S]         whether a grammar left the token alone; None: no text has a grammar
+    certain_after [S]   how many certain tokens follow it, at most `toolkit.grammar.walk.FORCED`; likewise
     max_drafted         most steps of a round the roll-outs suffice for
     blocks              True: a round's steps came from one draft forward pass (block drafts)
     about               what the trace was made from
@@ -146,6 +150,8 @@ class Trace:
     run: Tensor | None = None
     blocks: bool = False
     prompt_lengths: Tensor | None = None
+    certain: Tensor | None = None
+    certain_after: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -163,6 +169,11 @@ class Trace:
     def num_steps(self) -> int:
         """S."""
         return len(self.tokens)
+
+    @property
+    def most_sent(self) -> int:
+        """The most tokens of a round: those that ride along after the drafted ones are more than max_drafted."""
+        return self.max_drafted + (0 if self.certain is None else FORCED)
 
     @property
     def num_bytes(self) -> int:
@@ -323,12 +334,18 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         if any(getattr(trace, name) is None for trace in traces):
             without: Any = {name: None}
             traces = [replace(trace, **without) for trace in traces]
-    if any(trace.roll_cut is not None for trace in traces):
-        nothing = [torch.zeros_like(trace.accepted) for trace in traces]
-        traces = [
-            trace if trace.roll_cut is not None else replace(trace, roll_cut=whole)
-            for trace, whole in zip(traces, nothing, strict=True)
-        ]
+    blank: dict[str, Callable[[Trace], Tensor]] = {  # of what some of them lack
+        "roll_cut": lambda trace: torch.zeros_like(trace.accepted),
+        "certain": lambda trace: torch.zeros_like(trace.tokens, dtype=torch.bool),
+        "certain_after": lambda trace: torch.zeros_like(trace.tokens),
+    }
+    for name, zeros in blank.items():
+        if any(getattr(trace, name) is not None for trace in traces):
+            filled: list[dict[str, Any]] = [{name: zeros(trace)} for trace in traces]
+            traces = [
+                replace(trace, **values) if getattr(trace, name) is None else trace
+                for trace, values in zip(traces, filled, strict=True)
+            ]
     first = traces[0]
     optional = ("hidden", "text_tokens", "run")
     held = [

@@ -39,7 +39,9 @@ def _round(
     at = torch.tensor([start])
     line = []
     for depth in range(1, drafted + 1):
-        index, _ = step_at(trace, geometry, at, depth)
+        index, exists = step_at(trace, geometry, at, depth)
+        if not bool(exists):  # certain tokens that ride along beyond the recorded depth
+            break
         kind = "accepted" if depth <= accepted else "rejected" if depth == accepted + 1 <= produced else "unused"
         line.append({
             "text": piece(tokenizer, int(trace.tokens[index])),

@@ -70,7 +70,7 @@ class ChainProposer(TextProposer):
             reading = self._read(context, tokens, num_read)
             num_read = len(tokens)
             if depth == 1 or not self.reads_blocks:
-                num_calls += asked
+                num_calls += asked if skips else drafting
             logits, allowed = context.fit(reading.logits[:, -1]), None
             if walk is not None:
                 allowed = walk.allowed()

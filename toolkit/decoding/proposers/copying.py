@@ -18,8 +18,8 @@ from torch import Tensor
 
 from toolkit.decoding.proposers.base import DraftContext, Numbers, TextProposer, empty_proposal, where_active
 from toolkit.engine.device import floats_on, most_of, tensor_on
+from toolkit.grammar import walk
 from toolkit.grammar.text import TextGrammar
-from toolkit.grammar.walk import along
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Match, Proposal, Verdict
 
@@ -105,7 +105,7 @@ class CopyProposer(TextProposer):
             ]
             return self._sent(copies, policy, state, starts)
         rows = zip(sequences, room, grammars, strict=True)
-        runs, cut = zip(*[self._along(text, most, grammar, end_ids) for text, most, grammar in rows], strict=True)
+        runs, cut = zip(*[self.along(text, most, grammar, end_ids) for text, most, grammar in rows], strict=True)
         tokens, counts, state = self._sent(cut, policy, state, starts)
         certain = tensor_on(starts.device, [*map(len, runs)])
         chains = [run + row[:count] for run, row, count in zip(runs, tokens.tolist(), counts.tolist(), strict=True)]
@@ -116,7 +116,7 @@ class CopyProposer(TextProposer):
             state,
         )
 
-    def _along(
+    def along(
         self, text: Sequence[int], most: int, grammar: TextGrammar | None, end_ids: Sequence[int]
     ) -> tuple[list[int], Copy]:
         """The certain tokens after a text, and what may be copied after these as far as the grammar allows it."""
@@ -126,7 +126,7 @@ class CopyProposer(TextProposer):
             return run, NOTHING
         copy = self.lookup([*text, *run], room, end_ids)
         if grammar is not None:
-            after = along(grammar, run)[-1]
+            after = walk.along(grammar, run)[-1]
             valid = 0 if after is None else after.valid(copy.tokens)
             copy = Copy(copy.tokens[:valid], copy.length, copy.occurrences[:valid], copy.agreement[:valid])
         return run, copy
