@@ -33,7 +33,7 @@ from analysis import diagnose
 from analysis.loads.engine_answers import ask_xllamacpp
 from analysis.loads.exports import write_exports
 from benchmarks.engines import matrix
-from benchmarks.engines.counts import Answer, FirstOccurrence, Rounds, decoded, read_answers, replayed
+from benchmarks.engines.counts import FirstOccurrence, Rounds, decoded, read_answers, replayed
 from benchmarks.engines.forecast import forecast
 from benchmarks.engines.install import ENGINES, install, python_of
 from benchmarks.engines.page import Compared, Summed, page, summed_table
@@ -47,7 +47,9 @@ from toolkit.decoding import Method, Sampling, decode
 from toolkit.decoding.proposers import PromptLookupProposer
 from toolkit.errors import InputError, answer_signals
 from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.metrics import request_counts
 from toolkit.models.pair import resolve
+from toolkit.types import Round
 
 STEPS = ("install", "drafts", "vllm", "structured", "llamacpp", "example", "page")
 TEMPERATURES = (0, 1)
@@ -302,7 +304,7 @@ def write_page(work: Work) -> None:
             last = PromptLookupProposer(max_ngram=3, min_ngram=1) if name == "lookup" else None
             compared.append(Compared(f"vLLM, {name}", temperature, most, answers, replay, rounds, tokens, why, last))
             if temperature == 0:
-                watches.append(f"- vLLM, {name}: {watch(work, name, answers, rounds)}")
+                watches.append(f"- vLLM, {name}: {watch(work, name, rounds, most)}")
     sums = summed(work) if answers_of(work.answers("llamacpp", "standalone", 0)) else []
     tables = [
         "Has acceptance fallen below that of decoding here? (`analysis.diagnose counts=`, T = 0)",
@@ -351,17 +353,13 @@ def diagnosis(work: Work, name: str, path: Path) -> str:
     return str(read_json(folder / "diagnosis.json")["sentence"])
 
 
-def watch(work: Work, name: str, answers: Sequence[Answer], rounds: Sequence[Rounds]) -> str:
+def watch(work: Work, name: str, rounds: Sequence[Rounds], most: int) -> str:
     """The sentence of `analysis.diagnose counts=` for the server's own pages, beside decoding the same questions here."""
-    lines = [
-        {
-            "prompt_token_ids": answer.prompt_ids,
-            "token_ids": answer.token_ids,
-            "per_step_drafted": [drafted for _, drafted, _ in several],
-            "per_step_accepted": [accepted for _, _, accepted in several],
-        }
-        for answer, several in zip(answers, rounds, strict=True)
+    counts = [
+        request_counts([Round(drafted, 1, kept, kept + 1, drafted == kept) for _, drafted, kept in several], most)
+        for several in rounds
     ]
+    lines = [{"metrics": {"speculative_decoding": each}} for each in counts]
     baseline = work.folder / f"here-{name}.jsonl"
     write_text(baseline, "".join(json.dumps(line) + "\n" for line in lines))
     pages = [str(path) for path in sorted(work.pages(name).glob("*.txt"))]

@@ -28,6 +28,7 @@ from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 
 JSON = "json"  # any JSON
+MOST_KEPT = 256  # compiled grammars of a tokenizer
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 FLEXIBLE = {"whitespace_flexible": True}
 TokenLists = tuple[Sequence[int], Sequence[int]]
@@ -113,6 +114,8 @@ def grammar_of(pair: ModelPair, sampling: Sampling, text: str | Mapping[str, Any
             raise InputError(
                 "grammar: expected one that some text fits, got one that no token of this vocabulary begins"
             )
+        while len(grammars) >= MOST_KEPT:  # the oldest are compiled again
+            del grammars[next(iter(grammars))]
         grammars[key] = grammar
     return grammars[key]
 
