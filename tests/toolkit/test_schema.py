@@ -166,7 +166,7 @@ def test_every_rule_is_a_methods():
 SET_BY_THE_METHOD = {"deepest", "prices", "table", "known", "weights", "lookup", "reading", "blocks", "calibration",
                      "levels", "outputs"}  # fmt: skip
 # groups, and objects that no config can write
-BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", *SET_BY_THE_METHOD}
+BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", "draws", *SET_BY_THE_METHOD}
 
 
 @pytest.mark.parametrize("name", choices("method"))

@@ -20,7 +20,7 @@ from toolkit.metrics import total
 from toolkit.sampling import draw, warp
 from toolkit.stopping import AdaEdl, Confidence, DynamicConfidence, Fixed, Heuristic, Survival
 from toolkit.testing import output_pvalue
-from toolkit.verification import get
+from toolkit.verification import SelectionRule, get
 from toolkit.verification.rules.specinfer import SpecInfer
 
 TREES = [name for name in config.choices("method") if "TreeProposer" in str(config.method_config(name).get("proposer"))]
@@ -207,7 +207,7 @@ def test_a_drafted_tree_is_the_slow_ones_chains_with_equal_draws_merged(shape, k
     assert all(session.num_calls == len(proposer.widths) for session in drafts)
 
 
-@pytest.mark.parametrize("name", [n for n in TREES if "iid" in get(n).schemes])
+@pytest.mark.parametrize("name", [n for n in TREES if "iid" in get(n).schemes and isinstance(get(n), SelectionRule)])
 def test_chains_that_share_a_prefix_are_exact_by_enumeration(name):
     """Three chains of two tokens over three: every draw, both levels of the walk, summed in float64."""
     rule, pair = get(name), sharing_pair(4)

@@ -89,7 +89,9 @@ class BestFirstProposer(TextProposer):
                 break
             tokens, q, children = self._children(context, tree, depth)
             num_calls = num_calls + growing
-            real = children.real & tree.is_read(growing).unsqueeze(-1)
+            is_read = tree.is_read(growing)
+            numbers.add(torch.where(is_read, children.entropy, 0.0), growing)
+            real = children.real & is_read.unsqueeze(-1)
             probs = torch.where(real, policy.judge(children), 0.0)
             numbers.add(probs, growing)
             tree.add(tokens, probs.nan_to_num(0.0))

@@ -1,4 +1,4 @@
-"""python -m benchmarks.planted --target T --separate D --eagle3 D --dflash D ...: planted mistakes on a real target.
+"""python -m tests.analysis.diagnosis.planted --target T --separate D ...: planted mistakes on a real target and its drafts.
 
 The small engine of the tests serves greedy texts of a responses folder with a mistake of each kind, `analysis.diagnose` reads
 its counts, and planted.csv gets a line: equal rounds as it should be, under the named cause and the next best; acceptance of
