@@ -174,7 +174,7 @@ def main() -> None:
             if (options.only or "") not in name or any((kind, name) == (e["draft"], e["planted"]) for e in lines):
                 continue
             served = (Templated if engine is Engine else engine)(pair, **mistake)
-            answers = served.answer(written, options.out / f"{kind}-{name.replace(' ', '-')}.jsonl")
+            answers = served.answer(written, options.out / f"{kind}-{len(lines)}.jsonl")
             lines.append(line_of(kind, name, answers, [f"pair.target={options.target}", f"pair.draft={draft}"]))
             write_text(path, pd.DataFrame(lines).to_csv(index=False))
             print(lines[-1], flush=True)
@@ -182,9 +182,7 @@ def main() -> None:
             if (options.only or "") not in name or any((SAMPLING, name) == (e["draft"], e["planted"]) for e in lines):
                 continue
             prompts = [list(prompt) for _, _, prompt, _ in written]
-            answers = decoded(
-                pair, prompts, name, options.tokens, options.out / f"sampled-{name.replace(' ', '-')}.jsonl"
-            )
+            answers = decoded(pair, prompts, name, options.tokens, options.out / f"{kind}-{len(lines)}.jsonl")
             words = [f"pair.target={options.target}", f"pair.draft={draft}", "sampling.temperature=1"]
             lines.append(line_of(SAMPLING, name, answers, words))
             write_text(path, pd.DataFrame(lines).to_csv(index=False))
