@@ -77,7 +77,8 @@ def test_a_round_at_a_large_vocabulary_takes_few_passes(rule, settings, most_pas
 def _check(rule, proposal, p, verdict, uniforms):
     """The extra token is the one that the rule's own distribution gives for this uniform in float64, up to rounding."""
     q, p = proposal.draft_probs.double(), p.double()
-    assert torch.allclose(p.sum(-1), torch.ones(ROWS, DRAFTED + 1, dtype=torch.float64), atol=1e-4)
+    ones = torch.ones(ROWS, DRAFTED + 1, dtype=torch.float64)
+    assert torch.allclose(p.sum(-1), ones, atol=1e-3), "float32 sums V terms, off by 1e-4 where registers are short"
     lengths, extras = get(rule)._distribution(p, q, proposal.tokens, proposal.num_drafted)
     for row, length in enumerate(verdict.length.tolist()):
         assert lengths[row, length] > 0

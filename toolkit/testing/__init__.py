@@ -230,7 +230,8 @@ def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, 
                     f"{key} lives on after a round; replays score every round anew"
                 )
     for key, value in together.items():
-        assert torch.equal(value, torch.cat([state[key] for state in alone])), f"{key} mixes rows"
+        own = torch.cat([state[key] for state in alone])  # processors round rows side by side otherwise
+        assert torch.allclose(value, own, rtol=1e-5, atol=1e-6, equal_nan=True), f"{key} mixes rows"
 
 
 class NotRecorded(AssertionError, AttributeError):
