@@ -50,7 +50,7 @@ PROMPTS = ("Q: 3 + 4 =\nA:", "list: 7 8 9\n")
 
 @dataclass(frozen=True)
 class Told(StoppingPolicy):
-    """Decides by all that it was told of the rounds before, certain tokens apart."""
+    """Decides by all that it hears of the rounds before, certain tokens apart."""
 
     def init(self, num_rows, device):
         return {"mood": torch.zeros(num_rows, dtype=torch.long, device=device)}
@@ -62,13 +62,13 @@ class Told(StoppingPolicy):
         return {"mood": state["mood"] + 3 * step.tokens + step.depth}, state["mood"] % 7 != 6
 
     def observe(self, proposal, verdict, state):
-        told = 5 * verdict.length + 7 * proposal.num_drafted + 11 * proposal.num_calls
+        mood = 5 * verdict.length + 7 * proposal.num_drafted + 11 * proposal.num_calls
         if getattr(proposal, "sent_certain", None) is not None:
-            told = told + 13 * proposal.sent_certain + 17 * proposal.kept_certain
-        return {"mood": state["mood"] + told}
+            mood = mood + 13 * proposal.sent_certain + 17 * proposal.kept_certain
+        return {"mood": state["mood"] + mood}
 
 
-def told():
+def attentive():
     return replace(config.method("speculative", [f"max_drafted={MOST}"]), policy=Told())
 
 
@@ -78,11 +78,11 @@ def methods():
     sources = {
         name: config.method(name, [f"max_drafted={MOST}"]) for name in ("best_source", "lookup_rate", "prompt_lookup")
     }
-    return {**fixed, **others, **sources, "doubtful": best_source("doubtful"), "told": told()}
+    return {**fixed, **others, **sources, "doubtful": best_source("doubtful"), "attentive": attentive()}
 
 
 METHODS = ("K=1", "K=3", "K=8", "rate", "svip", "adaedl", "survival", "best_source", "lookup_rate", "prompt_lookup", "doubtful",
-           "told")  # fmt: skip
+           "attentive")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_greedy_decoding_equals_replay_round_for_round(recorded, pair, name):
     live = decode(pair, [prompt for prompt, _ in requests(pair)], method, sampling, batch_size=1)
     assert [each.token_ids for each in live] == [produced for _, produced in sequences]
     assert rounds_of(pair, method, trace, sequences, sampling) == decoded_rounds(live)
-    if name not in ("K=8", "best_source", "told"):
+    if name not in ("K=8", "best_source", "attentive"):
         return
     together = decode(pair, [prompt for prompt, _ in requests(pair)], method, sampling, batch_size=5)
     assert decoded_rounds(together) == decoded_rounds(live), "whoever decodes beside a row"
@@ -182,8 +182,8 @@ def test_a_recording_knows_what_is_certain(recorded, pair):
     step = 0
     for text in sequences:
         state = grammar_of(pair, sampling, text.grammar)
-        for place, token in enumerate(text[1]):
-            at = step + place
+        for position, token in enumerate(text[1]):
+            at = step + position
             checked = [(at, state)]
             drafted = None if state is None else state.after(int(trace.tokens[at]))
             first = int(trace.roll_first[at])
