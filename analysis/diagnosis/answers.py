@@ -3,7 +3,7 @@
 vLLM            answers with `return_token_ids` and the counts of a server that was started with `detailed`
 toolkit.decode  generations.jsonl of chains
 any engine      {"prompt_token_ids": [...], "token_ids": [...], "per_step_drafted": [...], "per_step_accepted": [...]}
-sums            `timings` of llama.cpp: `draft_n`, `draft_n_accepted`
+llama.cpp       {"stream": [...]}, all chunks of an answer with `timings_per_token`; sums alone of one that was not streamed
 
 "prompt" or "messages" may stand for a prompt's ids, "text" for an answer's; "category" groups them. A round counts if at least
 K + 1 tokens follow its start (K: the most that a round of the file drafted), so that no end cuts it.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.loads.engine_counts import DETAILED, answer_of, rounds_of
+from analysis.loads.streamed import streamed_text
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.prompts import check_token_ids, numbered_lines
@@ -92,7 +93,7 @@ def beyond_end(answers: Sequence[Answer]) -> dict[str, int]:
 def _answer(entry: dict[str, Any], pair: ModelPair) -> Answer:
     if entry.get("error"):
         raise Unusable("it ended with an error")
-    timings = entry.get("timings") or {}
+    timings = {} if "stream" in entry else entry.get("timings") or {}
     sums = (int(timings["draft_n"]), int(timings["draft_n_accepted"])) if "draft_n" in timings else None
     rounds = [] if sums else list(_decoded(entry) if "rounds" in entry else _counted(entry))
     prompt, tokens = entry.get("prompt_token_ids") or entry.get("prompt_ids"), _tokens(entry, pair)
@@ -116,7 +117,7 @@ def _counted(entry: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
             raise InputError("expected as many drafted as accepted counts, and accepted <= drafted")
     elif isinstance(counts := rounds_of(entry), str):
         raise Unusable(counts)
-    elif entry["metrics"]["speculative_decoding"].get("per_step_accepted") is None:
+    elif "stream" not in entry and entry["metrics"]["speculative_decoding"].get("per_step_accepted") is None:
         raise InputError(f"expected the counts of every round, got a summary; start vLLM with {DETAILED}")
     else:
         _, drafted, accepted = counts
@@ -138,6 +139,7 @@ def _decoded(entry: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
 def _tokens(entry: dict[str, Any], pair: ModelPair) -> list[int]:
     """The answer's tokens; those of its text, where it has no ids."""
     ids, text = entry.get("token_ids"), entry.get("text") or (entry.get("message") or {}).get("content")
+    text = streamed_text(entry["stream"]) if text is None and "stream" in entry else text
     if ids is not None:
         check_token_ids(ids, pair.vocab_size, "token_ids: ")
         decoded, stripped = pair.text(ids).strip(), str(text or "").strip()

@@ -2,10 +2,10 @@
 
 Runs in the engine's environment, without torch or this package. SETTINGS is JSON: `model`, `max_tokens`, `temperature`, `first`
 (the number of the first prompt), `source` (none, draft or lookup); of a draft `draft`, `num_drafted` and `p_min`; of its own
-lookup `ngram`, [N, M]: tokens that agree, and tokens copied after them, where they are not its defaults. PROMPTS is a JSON list
-of texts, token ids, messages or requests with messages. Each answer is a line of JSON, as the server counts it, with `seconds`
-and `cpu_seconds` of the whole answer. A model of 4-bit weights computes much in few bits, too: its texts and speeds are no
-other engine's.
+lookup `ngram`, [N, M]: tokens that agree, and tokens copied after them, where they are not its defaults; `stream`, if true: the
+answers keep their prompts, and all chunks with the counts so far. PROMPTS is a JSON list of texts, token ids, messages or
+requests with messages. Each answer is a line of JSON, as the server counts it, with `seconds` and `cpu_seconds` of the whole
+answer. A model of 4-bit weights computes much in few bits, too: its texts and speeds are no other engine's.
 """
 
 from __future__ import annotations
@@ -29,13 +29,29 @@ def main(settings: str) -> None:
         request |= {"max_tokens": WARM_UP} if number < 0 else {}
         begun, cpu = perf_counter(), process_time()
         if isinstance(prompt, dict) or isinstance(prompt[0], dict):
-            chat = prompt if isinstance(prompt, dict) else {"messages": prompt}
-            answer = server.handle_chat_completions({**chat, **request})
+            handle, asked = server.handle_chat_completions, prompt if isinstance(prompt, dict) else {"messages": prompt}
         else:
-            answer = server.handle_completions({"prompt": prompt, **request})
+            handle, asked = server.handle_completions, {"prompt": prompt}
+        answer = (streamed if chosen.get("stream") else whole)(handle, {**asked, **request})
         answer |= {"seconds": perf_counter() - begun, "cpu_seconds": process_time() - cpu, "threads": THREADS}
         if number >= 0:
             print(json.dumps(answer), flush=True)
+
+
+def whole(handle: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """An answer as it comes."""
+    answer: dict[str, Any] = handle(request)
+    return answer
+
+
+def streamed(handle: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """An answer with its prompt and all its chunks, each with the sums of drafted and accepted tokens so far."""
+    chunks: list[dict[str, Any]] = []
+    handle({**request, "stream": True, "timings_per_token": True}, chunks.append)
+    prompt = request.get("prompt")
+    asked = {"prompt_token_ids": prompt} if isinstance(prompt, list) else {}
+    asked |= {name: request[name] for name in ("prompt", "messages") if name in request and not asked}
+    return {"timings": chunks[-1]["timings"], **asked, "stream": chunks}
 
 
 def started(chosen: dict[str, Any]) -> Any:

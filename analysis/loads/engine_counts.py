@@ -2,7 +2,8 @@
 
 answers   one JSON object per line, with `metrics.speculative_decoding` (vLLM 0.32.0; experimental there). Started with
           `--per-request-spec-decode-metrics detailed`, the server says the drafted and accepted tokens of every round.
-          `summary` says how many rounds accepted 0, 1, 2, ... tokens: enough only if all rounds drafted K tokens
+          `summary` says how many rounds accepted 0, 1, 2, ... tokens: enough only if all rounds drafted K tokens. Of
+          llama.cpp: `stream`, a list of all chunks, with `timings_per_token`
 /metrics  one scrape of Prometheus counters, vLLM's or llama.cpp's, in either text format, under any prefix: sums by
           position since the server started, of all requests together
 
@@ -23,6 +24,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
+from analysis.loads.streamed import streamed_rounds
 from analysis.tables.bootstrap import Array
 from toolkit.errors import InputError
 from toolkit.models.prompts import numbered_lines
@@ -114,6 +116,8 @@ def counts_of(requests: Sequence[tuple[list[int], list[int]]], width: int, skipp
 
 def rounds_of(answer: dict[str, Any]) -> tuple[int, list[int], list[int]] | str:
     """K, and the drafted and accepted tokens of an answer's rounds, checked against its other counts; or why it has none."""
+    if "stream" in answer:
+        return streamed_rounds(answer["stream"], answer.get("num_drafted") or 0)
     metrics = answer.get("metrics")
     counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     if not isinstance(counts, dict):

@@ -32,6 +32,7 @@ import pandas as pd
 from analysis import diagnose
 from analysis.loads.engine_answers import ask_xllamacpp
 from analysis.loads.exports import write_exports
+from analysis.loads.streamed import streamed_text
 from benchmarks.engines import matrix
 from benchmarks.engines.counts import FirstOccurrence, Rounds, decoded, read_answers, replayed
 from benchmarks.engines.forecast import forecast
@@ -270,7 +271,7 @@ def serve_llamacpp(work: Work) -> None:
         raise InputError(f"llama.cpp reads GGUF files: expected --target FILE.gguf and {gguf}")
     print("llamacpp, standalone: starting", flush=True)
     settings = {"model": str(work.gguf), "source": "draft", "draft": str(gguf), "num_drafted": DRAFTED, "p_min": 0.0}
-    settings |= {"max_tokens": work.tokens, "temperature": 0.0}
+    settings |= {"max_tokens": work.tokens, "temperature": 0.0, "stream": True}
     ask_xllamacpp(python, settings, sequences, path)
 
 
@@ -312,7 +313,9 @@ def write_page(work: Work) -> None:
     ]
     if answers_of(schemas := work.answers("vllm", "structured", 0)):
         tables.append(table(str(work.target), work.separate, method_here("standalone"), DRAFTED, schemas))
-    tables += [summed_table("llama.cpp, standalone", sums)] if sums else []
+    if sums:
+        why = diagnosis(work, "standalone", work.answers("llamacpp", "standalone", 0))
+        tables += [summed_table("llama.cpp, standalone", sums), f"- llama.cpp, standalone, T = 0: {why}."]
     matrix.note(work.folder / "rows.csv", rows(compared, sums))
     work.note(here=perf_counter() - first)
     minutes = ", ".join(
@@ -344,7 +347,7 @@ def rows(compared: Sequence[Compared], sums: Sequence[Summed]) -> list[dict[str,
 
 
 def diagnosis(work: Work, name: str, path: Path) -> str:
-    """The sentence of `analysis.diagnose` for vLLM's answers, whose drafts are greedy at any temperature."""
+    """The sentence of `analysis.diagnose` for an engine's answers, whose drafts are greedy at any temperature."""
     words = [f"responses={path}", f"pair.target={work.target}", f"pair.draft={work.drafts[name]}"]
     try:
         folder = diagnose.run(config.compose("diagnose", [*words, f"paths.root_dir={work.folder}"]))
@@ -384,7 +387,7 @@ def summed(work: Work) -> list[Summed]:
         )
         text, timings = pair.text([*first, *own.token_ids], prompt), answer["timings"]
         counts = (timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
-        questions.append(Summed(answer["choices"][0]["text"], *counts, text, drafted, accepted))
+        questions.append(Summed(streamed_text(answer["stream"]), *counts, text, drafted, accepted))
     return questions
 
 

@@ -28,9 +28,9 @@ without a draft, in the engine and here. At T > 0 vLLM runs with one kernel of i
 NAMES = """| | here | vLLM 0.32.0 | llama.cpp (xllamacpp) |
 |---|---|---|---|
 | K, at most drafted | `max_drafted`, `policy.num_drafted` | `num_speculative_tokens` | `--spec-draft-n-max` |
-| rounds | `rounds`, `num_target_calls` | `num_spec_steps`, `num_drafts`: those that drafted | not said |
-| drafted tokens of a round | `num_drafted` | `per_step_drafted` | `draft_n`: the sum |
-| accepted tokens of a round | `num_accepted` | `per_step_accepted`, `acceptance_histogram` | `draft_n_accepted`: the sum |
+| rounds | `rounds`, `num_target_calls` | `num_spec_steps`, `num_drafts`: those that drafted | where `draft_n` grows |
+| drafted tokens of a round | `num_drafted` | `per_step_drafted` | `draft_n`: the sum, in a stream so far |
+| accepted tokens of a round | `num_accepted` | `per_step_accepted`, `acceptance_histogram` | `draft_n_accepted`: the same |
 | tokens of a round | `num_produced` | accepted + 1, as in `mean_acceptance_length` | not said |
 | the token after them | extra: bonus if all were accepted, else corrected | bonus, recovered | the sampled token |
 | the answer's first token | of a round like any other | of the prompt's reading, no step | of the prompt's reading |

@@ -16,6 +16,7 @@ from analysis.diagnosis.replay import expected
 from analysis.diagnosis.sentence import of_rounds
 from analysis.tables.bootstrap import Bootstrap
 from tests.analysis.diagnosis.engine import DRAFTED, Engine, texts
+from tests.analysis.loads.test_streamed import chunks_of
 from toolkit import ModelPair, decode
 from toolkit.config import compose
 from toolkit.drafts import DraftKind
@@ -305,6 +306,15 @@ def test_vllms_answers_are_read_as_json_lines_are(answers, toy, tmp_path):
     ours, theirs = (read_answers(path, toy)[0] for path in (answers, changed(answers, tmp_path, of_vllm)))
     assert [(each.token_ids, each.rounds) for each in ours] == [(each.token_ids, each.rounds) for each in theirs]
     assert all(start + DRAFTED + 1 <= len(each.token_ids) for each in ours for start, _, _ in each.rounds)
+
+
+def test_streams_of_llamacpp_are_read_as_json_lines_are(answers, toy, tmp_path):
+    def of_llamacpp(line):
+        rounds = zip(line.pop("per_step_drafted"), line.pop("per_step_accepted"), strict=True)
+        return {**line, "stream": chunks_of(list(rounds)), "num_drafted": DRAFTED, "timings": {"draft_n": 9}}
+
+    ours, theirs = (read_answers(path, toy)[0] for path in (answers, changed(answers, tmp_path, of_llamacpp)))
+    assert [(each.token_ids, each.rounds) for each in ours] == [(each.token_ids, each.rounds) for each in theirs]
 
 
 def test_generations_of_decode_are_as_they_should_be(tiny_overrides, tmp_path):

@@ -1,6 +1,7 @@
 """Engines that are started or asked: programs that stand for xllamacpp and for a server, with known prices."""
 
 import json
+import sys
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -9,6 +10,9 @@ import pandas as pd
 import pytest
 
 from analysis import timing
+from analysis.loads.engine_answers import ask_xllamacpp
+from analysis.loads.engine_counts import rounds_of
+from analysis.loads.streamed import streamed_text
 from toolkit import config
 from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
@@ -33,7 +37,12 @@ class Server:
         print("loading", params.model.path)
         if params.speculative.types == ["draft"]:
             assert os.path.exists(params.speculative.draft.mparams.path) and params.speculative.draft.p_min == 0
-    def handle_completions(self, request):
+    def handle_completions(self, request, receive=None):
+        if receive is not None:
+            assert request["stream"] and request["timings_per_token"]
+            for number, letter in enumerate("so"):
+                receive({"choices": [{"text": letter}], "timings": {"predicted_n": number + 1, "draft_n": 2 * number}})
+            return None
         self.count += 1
         if self.count == int(os.environ.get("DIES", 0)):
             raise RuntimeError("out of memory")
@@ -48,8 +57,8 @@ class Server:
         timings |= {"prompt_ms": number * (3 if source == "draft" else 2)}
         timings |= {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
         return {"model": self.params.model.path, "timings": timings, "choices": [{"text": "so", "finish_reason": "length"}]}
-    def handle_chat_completions(self, request):
-        return self.handle_completions({"prompt": request["messages"]})
+    def handle_chat_completions(self, request, receive=None):
+        return self.handle_completions({**request, "prompt": request["messages"]}, receive)
 """
 
 
@@ -93,6 +102,22 @@ def test_llamacpp_is_started_at_every_k_and_priced(words, tmp_path, capsys):
     expected = {"round": 0.1, "drafting round": 0.05, "drafted token": 0.02, "column": 0.01, "prompt token": 0.002}
     assert {name: prices[name] for name in expected} == pytest.approx(expected, rel=0.05)
     assert LoadCost.load(folder / "costs.json").engine.widest == 9  # copies of eight
+
+
+def test_streamed_answers_keep_their_prompts_and_their_rounds(words, tmp_path):
+    messages = [{"role": "user", "content": "hello"}]
+    settings = {"model": str(tmp_path / "target.gguf"), "source": "none", "num_drafted": 2, "max_tokens": 4}
+    path = tmp_path / "answers.jsonl"
+    asked = ask_xllamacpp(
+        sys.executable, {**settings, "temperature": 0.0, "stream": True}, [[1, 2], "so", messages], path
+    )
+    assert [answer.get("prompt_token_ids") or answer.get("prompt") or answer["messages"] for answer in asked] == [
+        [1, 2],
+        "so",
+        messages,
+    ]
+    assert [rounds_of(answer) for answer in asked] == [(2, [2], [0])] * 3
+    assert all(streamed_text(answer["stream"]) == "so" and answer["timings"]["draft_n"] == 2 for answer in asked)
 
 
 def test_what_an_engine_answered_before_it_ended_is_kept(words, monkeypatch, tmp_path):
