@@ -20,7 +20,7 @@ from toolkit.types import Proposal
 from toolkit.verification import TreeRule
 from toolkit.verification.base import candidate_nodes, candidate_parents, candidate_probs, normalized, num_uniforms
 from toolkit.verification.chain_enumeration import PrefixTables, chain_outputs, expected_lengths
-from toolkit.verification.rules.traversal import Traversal
+from toolkit.verification.rules.traversal import Traversal, TraversalWithoutReplacement
 
 RULES = [name for name in verification.names() if isinstance(verification.get(name), TreeRule)]
 DECLARED = [(name, scheme) for name in RULES for scheme in verification.get(name).schemes]
@@ -249,6 +249,12 @@ def test_bad_input_is_refused_in_a_line():
     point = torch.nn.functional.one_hot((tokens + 1) % 3, 3).to(p.dtype)
     with pytest.raises(InputError, match=r"^candidates: expected tokens that their draft distribution can produce"):
         Traversal().distribution(replace(proposal, draft_probs=point), p)
+    proposal, p = trees("without_replacement", (2, 2), 1)
+    TraversalWithoutReplacement().distribution(proposal, p)  # cousins may be the same token
+    tokens = proposal.tokens.clone()
+    tokens[:, 1] = tokens[:, 0]
+    with pytest.raises(InputError, match=r"^candidates: expected different tokens"):
+        TraversalWithoutReplacement().distribution(replace(proposal, tokens=tokens), p)
 
 
 # -- whole texts ------------------------------------------------------------------------------------------------------
