@@ -292,7 +292,10 @@ def full_lengths(tokens: Tensor) -> Tensor:
 
 
 def check_distribution(name: str, probs: Tensor, leading: tuple[int, ...], vocab_size: int | None = None) -> None:
-    """Raises InputError unless probs [*leading, V] are distributions: not negative, each summing to 1 within 1e-3 (float32, 262,144 tokens)."""
+    """Raises InputError unless probs [*leading, V] are distributions: not negative, each summing to 1 within 1e-3.
+
+    In float32 a softmax over 262,144 tokens may be 1e-4 off.
+    """
     if tuple(probs.shape[:-1]) != tuple(leading) or (vocab_size is not None and probs.shape[-1] != vocab_size):
         expected = [*leading, "V" if vocab_size is None else vocab_size]
         raise InputError(f"{name}: expected shape {expected}, got {list(probs.shape)}")
@@ -327,7 +330,7 @@ def check_support(draft_probs: Tensor, tokens: Tensor, real: Tensor) -> None:
 
 
 def check_distinct(tokens: Tensor, real: Tensor, parents: Tensor | None = None) -> None:
-    """Raises InputError if a token that counts comes twice among the candidates [..., K] of a node: all, or those of a parent."""
+    """Raises InputError if a token that counts comes twice among the candidates [..., K] of a node, or of one of `parents`."""
     earlier = torch.ones(tokens.shape[-1], tokens.shape[-1], dtype=torch.bool, device=tokens.device).tril(-1)
     equal = (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)) & real.unsqueeze(-1) & real.unsqueeze(-2) & earlier
     if parents is not None:
