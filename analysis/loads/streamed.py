@@ -2,7 +2,7 @@
 
 Every chunk then has `timings` with the sums so far: tokens (`predicted_n`), drafted ones (`draft_n`) and accepted ones
 (`draft_n_accepted`). A round begins where `draft_n` grows; tokens between such rounds are of rounds that drafted nothing. No
-chunk is sent while a token ends within a character: if a round begins there, the rounds cannot be told.
+chunk is sent for a token that ends within a character: if a round begins there, the rounds cannot be told.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 from toolkit.errors import InputError
 
-SUMS = ("predicted_n", "draft_n", "draft_n_accepted")
-
 
 def streamed_rounds(chunks: Sequence[Any], num_drafted: int = 0) -> tuple[int, list[int], list[int]] | str:
     """K (at least `num_drafted`), and the drafted and accepted tokens of the rounds; or why they cannot be told.
@@ -21,14 +19,14 @@ def streamed_rounds(chunks: Sequence[Any], num_drafted: int = 0) -> tuple[int, l
     Raises InputError for chunks without timings, and for sums that fall.
     """
     rounds, explained, before = list[tuple[int, int]](), 1, (0, 0, 0)  # the first token is of the prompt's reading
-    for chunk in chunks:
-        size, drafted, accepted = sums = _sums(chunk)
+    for sums in _sums(chunks):
+        size, drafted, accepted = sums
         if any(now < last for now, last in zip(sums, before, strict=True)):
             raise InputError(f"stream: expected sums that grow, got {sums} after {before}")
         if drafted > before[1]:
             undrafted = size - 1 - explained
             if undrafted and size > before[0] + 1:
-                return "a character of several tokens hides where a round begins"
+                return "a token without a chunk hides where a round begins"
             rounds += [(0, 0)] * undrafted + [(drafted - before[1], accepted - before[2])]
             explained = size + accepted - before[2]
         before = sums
@@ -50,9 +48,9 @@ def streamed_text(chunks: Sequence[Any]) -> str:
     return "".join(parts)
 
 
-def _sums(chunk: Any) -> tuple[int, int, int]:
-    timings = chunk.get("timings") if isinstance(chunk, dict) else None
-    if not isinstance(timings, dict) or type(timings.get("predicted_n")) is not int:
+def _sums(chunks: Any) -> list[tuple[int, int, int]]:
+    """Tokens, drafted and accepted ones so far, of every chunk that has them; a chat's first one, its role, has none."""
+    timings = [chunk["timings"] for chunk in chunks if "timings" in chunk] if isinstance(chunks, list) else []
+    if not timings:
         raise InputError("stream: expected chunks with `timings`: ask llama.cpp with timings_per_token=true")
-    size, drafted, accepted = (int(timings.get(name, 0)) for name in SUMS)
-    return size, drafted, accepted
+    return [(each["predicted_n"], each.get("draft_n", 0), each.get("draft_n_accepted", 0)) for each in timings]

@@ -26,11 +26,11 @@ def chunks_of(rounds, hidden=()):
 
 
 def test_rounds_come_back_from_the_sums():
-    generator = random.Random(0)
+    generator, role = random.Random(0), [{"choices": [{"delta": {"role": "assistant"}}]}]
     for _ in range(200):
         lengths = [generator.choice([0, 1, 3]) for _ in range(12)]
         rounds = [(drafted, generator.randint(0, drafted)) for drafted in lengths]
-        width, drafted, accepted = rounds_of({"stream": chunks_of(rounds), "num_drafted": 4})
+        width, drafted, accepted = rounds_of({"stream": role + chunks_of(rounds), "num_drafted": 4})
         assert width == 4 and list(zip(drafted, accepted, strict=True)) == rounds
 
 
@@ -54,7 +54,7 @@ def test_a_stream_that_drafted_nothing_has_no_rounds():
     ("chunks", "message"),
     [
         ([{"content": "x"}], "with `timings`: ask llama.cpp with timings_per_token=true"),
-        (["x"], "with `timings`"),
+        ({"timings": {}}, "with `timings`"),
         ([*chunks_of([(3, 1)]), *chunks_of([(3, 1)])], r"sums that grow, got \(1, 0, 0\) after \(3, 3, 1\)"),
         (chunks_of([(2, 3)]), "draft_n_accepted to grow by at most"),
     ],
