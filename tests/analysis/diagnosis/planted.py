@@ -125,7 +125,7 @@ class Templated(Engine):
 
 def line_of(kind: str, planted: str, answers: Path, words: list[str]) -> dict[str, Any]:
     """What a diagnosis says of a file of answers."""
-    words = [f"responses={answers}", f"paths.root_dir={answers.parent}", "windows=[64]", *words]
+    words = [f"responses={answers}", f"paths.root_dir={answers.parent}", *words]
     result = read_json(diagnose.run(config.compose("diagnose", words)) / "diagnosis.json")
     first = result["positions"][0]
     name = "log_likelihood_ratio" if kind == SAMPLING else "equal"
@@ -152,13 +152,21 @@ def main() -> None:
         parser.add_argument(f"--{kind}")
     parser.add_argument("--texts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--only", help="mistakes whose name holds this")
+    parser.add_argument("--only", nargs="*", help="mistakes whose name holds one of these")
+    parser.add_argument(
+        "--windows", default="[64]", help="[] of a large draft: contexts that are cut are read every round"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "planted")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "planted.csv"
     lines = pd.read_csv(path, dtype=str).to_dict("records") if path.exists() else []
     print(machine(), flush=True)
+
+    def wanted(kind: str, name: str) -> bool:
+        is_there = any((kind, name) == (line["draft"], line["planted"]) for line in lines)
+        return not is_there and any(part in name for part in options.only or [""])
+
     for kind, (engine, mistakes) in KINDS.items():
         if (draft := getattr(options, kind)) is None:
             continue
@@ -171,19 +179,20 @@ def main() -> None:
             for asked in [questions[row["id"]]]
         ]
         for name, mistake in mistakes.items():
-            if (options.only or "") not in name or any((kind, name) == (e["draft"], e["planted"]) for e in lines):
+            if not wanted(kind, name):
                 continue
+            words = [f"pair.target={options.target}", f"pair.draft={draft}", f"windows={options.windows}"]
             served = (Templated if engine is Engine else engine)(pair, **mistake)
             answers = served.answer(written, options.out / f"{kind}-{len(lines)}.jsonl")
-            lines.append(line_of(kind, name, answers, [f"pair.target={options.target}", f"pair.draft={draft}"]))
+            lines.append(line_of(kind, name, answers, words))
             write_text(path, pd.DataFrame(lines).to_csv(index=False))
             print(lines[-1], flush=True)
         for name in SAMPLED if kind == "separate" else ():
-            if (options.only or "") not in name or any((SAMPLING, name) == (e["draft"], e["planted"]) for e in lines):
+            if not wanted(SAMPLING, name):
                 continue
             prompts = [list(prompt) for _, _, prompt, _ in written]
             answers = decoded(pair, prompts, name, options.tokens, options.out / f"{kind}-{len(lines)}.jsonl")
-            words = [f"pair.target={options.target}", f"pair.draft={draft}", "sampling.temperature=1"]
+            words = [f"pair.target={options.target}", f"pair.draft={draft}", "sampling.temperature=1", "windows=[]"]
             lines.append(line_of(SAMPLING, name, answers, words))
             write_text(path, pd.DataFrame(lines).to_csv(index=False))
             print(lines[-1], flush=True)
