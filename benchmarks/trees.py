@@ -69,6 +69,7 @@ def settings(temperature: float, few: bool = False) -> list[Setting]:
         Setting("plain", "autoregressive"),
         *(Setting("best fixed K", "speculative", (word,)) for word in chains),
         Setting("rate", "rate", priced=True),
+        Setting("best_source", "best_source", priced=True),
         *(
             Setting("best fixed tree", name, (*words, f"proposer.k_config={shape}"))
             for (name, words), shape in product(trees, shapes)
