@@ -66,6 +66,11 @@ target,8,9,0,.03
 KINDS = {"standalone": "separate"} | {
     name: name for name in matrix.KINDS
 }  # of a step's drafts, as the matrix calls them
+TRAINED = {  # where none is named: what it is trained with, and its folder
+    "standalone": (("layers=3", "exports=[plain,gguf]"), "draft_plain"),
+    "EAGLE-3": (("kind=eagle3",), "draft"),
+    "DFlash": (("kind=dflash", "loss=cross_entropy"), "draft"),
+}
 SHARED = ["sampling.max_new_tokens=64", "prompts=jsonl"]
 
 
@@ -127,6 +132,7 @@ def main() -> None:
     parser.add_argument("--target", help="a folder or GGUF file; default: that of make real")
     parser.add_argument("--draft", help="a separate draft with the target's whole vocabulary")
     parser.add_argument("--eagle3", help="a draft that reads the target's states")
+    parser.add_argument("--dflash", help="a draft that gives blocks")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--questions", type=int, default=20)
     options = parser.parse_args()
@@ -153,7 +159,7 @@ def main() -> None:
         model()
     source = Path(options.target or weights())
     target = resolve(str(source))
-    named = {"standalone": options.draft, "EAGLE-3": options.eagle3}
+    named = {"standalone": options.draft, "EAGLE-3": options.eagle3, "DFlash": options.dflash}
     drafts_named = {name: str(Path(draft).resolve()) for name, draft in named.items() if draft}
     folders = options.out.resolve(), options.engines.resolve(), options.data
     gguf = source if source.suffix == ".gguf" else None
@@ -181,16 +187,14 @@ def drafts(work: Work) -> None:
     """Drafts for what was not named: three of the target's layers, and two that read its states; minutes each."""
     path = work.folder / "drafts.json"
     by_name = {**(read_json(path) if path.exists() else {}), **work.drafts}
-    if len(by_name) < 3:
+    if missing := [name for name in TRAINED if name not in by_name]:
         words = [f"pair.target={work.target}", "pair.draft=null"]
         prompts = [f"prompts.path={work.data / 'instructions_train.jsonl'}", "prompts.split=train", "prompts.limit=256"]
         responses = stage("data_gen.responses", *words, *SHARED, *prompts, "batch_size=32", folder=work.folder)
         words += [f'responses=["{responses}"]', "vocabulary=8000", "teacher=cached", "trainer.max_epochs=4"]
-        separate = stage("toolkit.distill", *words, "layers=3", "exports=[plain,gguf]", folder=work.folder)
-        reading = stage("toolkit.distill", "kind=eagle3", *words, folder=work.folder)
-        blocks = stage("toolkit.distill", "kind=dflash", "loss=cross_entropy", *words, folder=work.folder)
-        own = {"standalone": separate / "draft_plain", "EAGLE-3": reading / "draft", "DFlash": blocks / "draft"}
-        by_name = {**{name: str(folder) for name, folder in own.items()}, **by_name}
+        for name in missing:
+            options, draft = TRAINED[name]
+            by_name[name] = str(stage("toolkit.distill", *words, *options, folder=work.folder) / draft)
     write_json(path, by_name)
 
 
