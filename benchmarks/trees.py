@@ -125,7 +125,11 @@ def run(pair: ModelPair, meter: Meter, setting: Setting, prompts: Sequence[Promp
                     "prompt": number, "tokens": len(generation.token_ids), "cost": meter.cost(tables[name]),
                     "rounds": len(rounds), "nodes": sum(r.num_drafted for r in rounds),
                 })  # fmt: skip
-    return pd.DataFrame(lines)
+    table = pd.DataFrame(lines)
+    sums = table.groupby("table")[["tokens", "cost"]].sum()
+    speeds = ", ".join(f"{name} {speed:.2f}" for name, speed in (sums.tokens / sums.cost).items())
+    print(f"{setting.line}, {' '.join(setting.overrides) or 'as it is'}, {len(prompts)} prompts: {speeds}", flush=True)
+    return table
 
 
 def prompts_of(split: str, limit: int) -> list[Prompt]:
@@ -191,6 +195,9 @@ def main() -> None:
     sampling = Sampling(temperature=arguments.temperature, max_new_tokens=arguments.tokens)
     common = (tables, arguments.folder.resolve(), sampling)
     every = settings(sampling.temperature, few)
+    print(
+        f"{len(every)} settings on {len(dev_prompts)} prompts, then the best of each on {len(test_prompts)}", flush=True
+    )
     dev = pd.concat([run(pair, meter, each, dev_prompts, *common) for each in every])
     totals = dev.groupby(["table", "line", "setting"])[["tokens", "cost"]].sum()
     chosen = (totals.tokens / totals.cost).groupby(["table", "line"]).idxmax()
