@@ -1,10 +1,11 @@
 """Rounds out of the running sums of a streamed answer, beside the rounds of which the stream was made."""
 
+import json
 import random
 
 import pytest
 
-from analysis.loads.engine_counts import rounds_of
+from analysis.loads.engine_counts import read_counts, rounds_of
 from analysis.loads.streamed import streamed_rounds, streamed_text
 from toolkit.errors import InputError
 
@@ -44,6 +45,14 @@ def test_a_hidden_token_is_no_matter_but_where_a_round_begins():
 
 def test_a_last_round_may_be_cut_short():
     assert streamed_rounds(chunks_of([(3, 1), (3, 3)])[:-3]) == (3, [3, 3], [1, 3])
+
+
+def test_counts_are_of_rounds_that_drafted(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"num_drafted": 3, "stream": chunks_of([(3, 1), (0, 0), (2, 2)])}) + "\n")
+    counts = read_counts(path)
+    assert (counts.rounds, counts.drafted) == (2, 5)
+    assert counts.reached.tolist() == [[2, 2, 0]] and counts.accepted.tolist() == [[2, 1, 0]]
 
 
 def test_a_stream_that_drafted_nothing_has_no_rounds():
