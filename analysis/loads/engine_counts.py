@@ -89,8 +89,7 @@ def read_counts(path: Path) -> PositionCounts:
             if requests and longest != width:
                 raise InputError(f"num_spec_tokens is {longest}, {width} before: split the file by it")
             width = longest
-            drafting = [(n, kept) for n, kept in zip(drafted, accepted, strict=True) if n]
-            requests.append(([n for n, _ in drafting], [kept for _, kept in drafting]))
+            requests.append((drafted, accepted))
             drafts |= _drafts(answer)
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None

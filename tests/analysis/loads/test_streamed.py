@@ -47,11 +47,11 @@ def test_a_last_round_may_be_cut_short():
     assert streamed_rounds(chunks_of([(3, 1), (3, 3)])[:-3]) == (3, [3, 3], [1, 3])
 
 
-def test_counts_are_of_rounds_that_drafted(tmp_path):
+def test_counts_are_by_position(tmp_path):
     path = tmp_path / "answers.jsonl"
     path.write_text(json.dumps({"num_drafted": 3, "stream": chunks_of([(3, 1), (0, 0), (2, 2)])}) + "\n")
     counts = read_counts(path)
-    assert (counts.rounds, counts.drafted) == (2, 5)
+    assert (counts.rounds, counts.drafted) == (3, 5)
     assert counts.reached.tolist() == [[2, 2, 0]] and counts.accepted.tolist() == [[2, 1, 0]]
 
 
