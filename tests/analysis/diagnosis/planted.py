@@ -152,6 +152,7 @@ def main() -> None:
         parser.add_argument(f"--{kind}")
     parser.add_argument("--texts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=600)
     parser.add_argument("--only", nargs="*", help="mistakes whose name holds one of these")
     parser.add_argument(
         "--windows", default="[64]", help="[] of a large draft: contexts that are cut are read every round"
@@ -181,7 +182,12 @@ def main() -> None:
         for name, mistake in mistakes.items():
             if not wanted(kind, name):
                 continue
-            words = [f"pair.target={options.target}", f"pair.draft={draft}", f"windows={options.windows}"]
+            words = [
+                f"pair.target={options.target}",
+                f"pair.draft={draft}",
+                f"windows={options.windows}",
+                f"rounds={options.rounds}",
+            ]
             served = (Templated if engine is Engine else engine)(pair, **mistake)
             answers = served.answer(written, options.out / f"{kind}-{len(lines)}.jsonl")
             lines.append(line_of(kind, name, answers, words))
