@@ -59,7 +59,9 @@ def test_a_draft_that_reads_the_targets_states_is_timed_beside_it(tiny_pair, tmp
     ]  # fmt: skip
     folder = timing.run(compose("timing", options))
     table = pd.read_csv(folder / "timing.csv").set_index("decoding")
-    assert "draft alone" not in table.index and "each alone" not in table.index and table.loc["speculative", "c"] > 0
+    line = table.loc["speculative"]  # noise may be more than what such a draft takes
+    assert "draft alone" not in table.index and "each alone" not in table.index
+    assert line.c == pytest.approx(line.t_draft / line.t_target)
     costs = LoadCost.load(folder / "costs.json")
     assert costs.target.batch == (1.0, 2.0) and {1.0, 2.0, 3.0} < set(costs.target.width) and costs.draft(1, 1, 16) > 0
     loads = pd.read_csv(folder / "loads.csv")
