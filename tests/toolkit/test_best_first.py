@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
@@ -245,26 +246,37 @@ def test_gains_are_corrected_by_what_the_text_has_accepted():
     assert after[0] < fresh[0] and after[1] == fresh[1]
 
 
+def levels_at(pair: ModelPair, table: LoadCost) -> int:
+    """Levels that are drafted at a table, at a lambda of 1."""
+
+    @dataclass(frozen=True)
+    class Priced(TreeRate):
+        def read_table(self, ratio, column):
+            return table
+
+    return int(drafted(pair, Priced(AS_DRAFT, initial_rate=1.0, memory=1e6), Sampling()).num_calls.sum())
+
+
 def test_the_draft_pays_for_every_node_that_it_reads():
     """At a table where reading is what costs, levels are read narrower."""
-    pair, policy = tables(), rated(0.02, 0.05)
     flat = LoadCost.ratio(0.05, 0.02)
     steep = replace(flat, draft=replace(flat.draft, width=(1.0, 2.0), seconds=flat.draft.seconds.repeat(2, 1)))
     steep.draft.seconds[0, 1] = 1.0
-    levels = {}
-    for name, table in (("flat", flat), ("steep", steep)):
+    assert levels_at(tables(), steep) < levels_at(tables(), flat)
 
-        @dataclass(frozen=True)
-        class Priced(TreeRate):
-            priced = table
 
-            def read_table(self, ratio, column):
-                return self.priced
+def test_a_dear_column_before_cheap_ones_does_not_end_a_tree():
+    """What counts is the mean over the columns to come: five may cost less than three."""
 
-        settings = {"initial_rate": 1.0, "memory": 1e6}
-        levels[name] = int(drafted(pair, Priced(AS_DRAFT, **settings), Sampling()).num_calls.sum())
-    assert levels["steep"] < levels["flat"]
-    assert policy.num_nodes is None
+    def table(*seconds: float) -> LoadCost:
+        even = LoadCost.ratio(0.02, 0.02)
+        widths, costs = tuple(map(float, range(1, len(seconds) + 1))), np.array(seconds).reshape(1, -1, 1)
+        return replace(even, target=replace(even.target, width=widths, seconds=costs))
+
+    cheap = [1 + 0.02 * columns for columns in range(16)]
+    for hump in range(1, 12):
+        assert levels_at(tables(), table(*cheap[:hump], 2.0, *cheap[hump + 1 :])) == levels_at(tables(), table(*cheap))
+    assert levels_at(tables(), table(1, 2)) < levels_at(tables(), table(*cheap))
 
 
 # -- the estimator -------------------------------------------------------------------------------------------------------

@@ -45,6 +45,14 @@ class Prices:
         read = torch.nn.functional.pad(self.columns, (1, 0)).cumsum(1)
         return _at(read, num_drafted)
 
+    def mean_column(self, num_drafted: Tensor, more: Tensor) -> Tensor:
+        """The mean price of a round's next `more` columns [B, L], of those that the prices have, or of the last one."""
+        read = torch.nn.functional.pad(self.columns, (1, 0)).cumsum(1).expand(len(num_drafted), -1)
+        deepest = read.shape[1] - 1
+        first = num_drafted.clamp(max=deepest - 1).unsqueeze(1)
+        last = (first + more).clamp(max=deepest)
+        return (read.gather(1, last) - read.gather(1, first)) / (last - first).clamp(min=1)
+
     def catching_up(self, unread: Tensor) -> Tensor:
         """The price of the tokens [B] that the draft has not read, in its first forward pass [B]."""
         return _at(self.behind, unread.long())

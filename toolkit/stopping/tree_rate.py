@@ -7,15 +7,15 @@ C(n) what n columns add to the target's forward pass, a tree has the n of
 
     max over n of  v_1 + .. + v_n - lambda * C(n)
 
-Another level is drafted while some number of levels is worth its price. Level i from now on has a node below each leaf that is
-sent, of gain v a^i, where a is the share of levels that this text has accepted; those below the price of a column are left
-out. A level costs one draft forward pass over the nodes that it reads:
+Another level is drafted while some number m of levels is worth its price. Level i from now on has a node below each leaf that
+is sent, of gain v a^i, where a is the share of levels that this text has accepted; those below the price of a column are left
+out; c(m) is the mean over the columns of m such levels, of which two may cost more than four. A level costs one draft forward
+pass over the nodes that it reads:
 
-    max over m of  sum over i = 1..m of  sum over leaves of (v a^i - lambda c_column)+  -  lambda c_draft(leaves)  >  0
+    max over m of  sum over i = 1..m of  sum over leaves of (v a^i - lambda c(m))+  -  lambda c_draft(leaves)  >  0
 
 Gains are multiplied by what the text shows of them, as in `rate`: min(1, (tokens accepted + n) / (gains of all nodes + n)).
-Approximations: further levels have as many nodes as now; their column costs what the next one costs now; leaves that are not
-worth a column now are not read.
+Approximations: further levels have as many nodes as now; leaves that are not worth a column now are not read.
 
 num_nodes=m: EAGLE-2 instead, with estimator.confidence=true: every level is drafted, and the best m nodes are sent.
 
@@ -134,13 +134,12 @@ class TreeRate(PricedDraft):
         if depth >= self.levels:
             return torch.zeros_like(num_sent, dtype=torch.bool)
         prices, rate = self.prices_at(state), self.reached(state)
-        columns = prices.columns.expand(len(num_sent), -1)
-        column = columns.gather(1, num_sent.clamp(max=columns.shape[1] - 1).unsqueeze(1))
-        powers = self.posterior(state).unsqueeze(1) ** depths(self.levels - depth, gains.device)  # [B, L]
-        below = torch.where(leaves, gains, 0.0).unsqueeze(2) * powers.unsqueeze(1)
-        worth = (below - (rate.unsqueeze(1) * column).unsqueeze(2)).clamp(min=0).sum(1)
-        draft = prices.forward + prices.catching_up((leaves.sum(1) - 1).clamp(min=0))
-        return (worth - (rate * draft).unsqueeze(1)).cumsum(1).amax(1) > 0
+        horizon, num_leaves = depths(self.levels - depth, gains.device), leaves.sum(1, keepdim=True)
+        column = prices.mean_column(num_sent, (num_leaves * horizon).long())  # [B, L]
+        below = torch.where(leaves, gains, 0.0).unsqueeze(2) * self.posterior(state).view(-1, 1, 1) ** horizon
+        worth = (below.unsqueeze(3) - (rate.unsqueeze(1) * column).view(len(rate), 1, 1, -1)).clamp(min=0).sum(1)
+        draft = prices.forward + prices.catching_up((num_leaves.squeeze(1) - 1).clamp(min=0))
+        return (worth.triu().sum(1) - (rate * draft).unsqueeze(1) * horizon).amax(1) > 0
 
     def observe(self, proposal: Drafted, verdict: Verified, state: State) -> State:
         state = super().observe(proposal, verdict, state)
