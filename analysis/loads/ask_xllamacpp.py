@@ -32,26 +32,20 @@ def main(settings: str) -> None:
             handle, asked = server.handle_chat_completions, prompt if isinstance(prompt, dict) else {"messages": prompt}
         else:
             handle, asked = server.handle_completions, {"prompt": prompt}
-        answer = (streamed if chosen.get("stream") else whole)(handle, {**asked, **request})
+        request = {**asked, **request}
+        answer = streamed(handle, request) if chosen.get("stream") else handle(request)
         answer |= {"seconds": perf_counter() - begun, "cpu_seconds": process_time() - cpu, "threads": THREADS}
         if number >= 0:
             print(json.dumps(answer), flush=True)
-
-
-def whole(handle: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """An answer as it comes."""
-    answer: dict[str, Any] = handle(request)
-    return answer
 
 
 def streamed(handle: Any, request: dict[str, Any]) -> dict[str, Any]:
     """An answer with its prompt and all its chunks, each with the sums of drafted and accepted tokens so far."""
     chunks: list[dict[str, Any]] = []
     handle({**request, "stream": True, "timings_per_token": True}, chunks.append)
-    prompt = request.get("prompt")
-    asked = {"prompt_token_ids": prompt} if isinstance(prompt, list) else {}
-    asked |= {name: request[name] for name in ("prompt", "messages") if name in request and not asked}
-    return {"timings": chunks[-1]["timings"], **asked, "stream": chunks}
+    name = "prompt" if "prompt" in request else "messages"
+    key = "prompt_token_ids" if name == "prompt" and isinstance(request[name], list) else name
+    return {"timings": chunks[-1]["timings"], key: request[name], "stream": chunks}
 
 
 def started(chosen: dict[str, Any]) -> Any:

@@ -117,7 +117,9 @@ def counts_of(requests: Sequence[tuple[list[int], list[int]]], width: int, skipp
 def rounds_of(answer: dict[str, Any]) -> tuple[int, list[int], list[int]] | str:
     """K, and the drafted and accepted tokens of an answer's rounds, checked against its other counts; or why it has none."""
     if "stream" in answer:
-        return streamed_rounds(answer["stream"], answer.get("num_drafted") or 0)
+        if type(num_drafted := answer.get("num_drafted") or 0) is not int:
+            raise InputError(f"num_drafted: expected K, a number, got {num_drafted!r}")
+        return streamed_rounds(answer["stream"], num_drafted)
     metrics = answer.get("metrics")
     counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     if not isinstance(counts, dict):

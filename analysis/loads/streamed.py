@@ -50,7 +50,14 @@ def streamed_text(chunks: Sequence[Any]) -> str:
 
 def _sums(chunks: Any) -> list[tuple[int, int, int]]:
     """Tokens, drafted and accepted ones so far, of every chunk that has them; a chat's first one, its role, has none."""
-    timings = [chunk["timings"] for chunk in chunks if "timings" in chunk] if isinstance(chunks, list) else []
-    if not timings:
+    try:
+        every = [chunk["timings"] for chunk in chunks if "timings" in chunk]
+        sums = [
+            (int(each["predicted_n"]), int(each.get("draft_n", 0)), int(each.get("draft_n_accepted", 0)))
+            for each in every
+        ]
+    except (LookupError, TypeError, ValueError, AttributeError):
+        sums = []
+    if not sums:
         raise InputError("stream: expected chunks with `timings`: ask llama.cpp with timings_per_token=true")
-    return [(each["predicted_n"], each.get("draft_n", 0), each.get("draft_n_accepted", 0)) for each in timings]
+    return sums

@@ -64,6 +64,9 @@ def test_a_stream_that_drafted_nothing_has_no_rounds():
     [
         ([{"content": "x"}], "with `timings`: ask llama.cpp with timings_per_token=true"),
         ({"timings": {}}, "with `timings`"),
+        (["timings"], "with `timings`"),
+        ([{"timings": {"draft_n": 3}}], "with `timings`"),
+        (None, "with `timings`"),
         ([*chunks_of([(3, 1)]), *chunks_of([(3, 1)])], r"sums that grow, got \(1, 0, 0\) after \(3, 3, 1\)"),
         (chunks_of([(2, 3)]), "draft_n_accepted to grow by at most"),
     ],

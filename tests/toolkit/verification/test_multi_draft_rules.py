@@ -303,10 +303,10 @@ Q4 = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
         ({"candidates": torch.tensor([0, 1, 2])}, "expected shape \\[3, 4\\]"),
         ({"draft_probs": Q4.expand(2, 4)[:, :3]}, "draft_probs: expected shape"),
         (
-            {"draft_probs": Q4.expand(2, 4) * 1.005},
-            "^draft_probs: expected distributions that sum to 1 within 1e-3, got 1.00",
+            {"draft_probs": Q4.expand(2, 4) * 1.001},
+            "^draft_probs: expected distributions that sum to 1 within 1e-4, got 1.00",
         ),
-        ({"target_probs": P4 - 2e-3}, "^target_probs: expected distributions that sum to 1 within 1e-3, got 0.99"),
+        ({"target_probs": P4 - 2e-4}, "^target_probs: expected distributions that sum to 1 within 1e-4, got 0.99"),
         ({"target_probs": torch.tensor([1.2, -0.2, 0.0, 0.0]).double()}, "at least 0, got -0.2"),
         ({"target_probs": P4.expand(2, 4)}, "target_probs: expected shape"),
         ({"num_candidates": torch.tensor(3)}, "expected 0 to 2, got 3"),

@@ -71,6 +71,10 @@ class TraversalWithoutReplacement(Traversal):
     name = "traversal_without_replacement"
     schemes = ("without_replacement",)
 
+    def _check_candidates(self, draft_probs: Tensor, tokens: Tensor, real: Tensor, parents: Tensor) -> None:
+        super()._check_candidates(draft_probs, tokens, real, parents)
+        base.check_distinct(tokens, real, parents)
+
     def _left_to_draw(self, draft_probs: Tensor, tokens: Tensor, above: Tensor) -> Tensor:
         left = draft_probs.clone()
         for m in range(tokens.shape[1]):
