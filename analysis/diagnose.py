@@ -32,7 +32,7 @@ from tqdm.auto import tqdm
 from analysis import keys
 from analysis.diagnosis.along import AlongTexts
 from analysis.diagnosis.answers import Answer, beyond_end, read_answers
-from analysis.diagnosis.compare import explanations, sampled_explanations
+from analysis.diagnosis.compare import PENALTY, Accepted, explanations, log_likelihood, sampled_explanations
 from analysis.diagnosis.replay import Terms, expected, num_passes, sampled_terms
 from analysis.diagnosis.sentence import of_rounds, of_sums
 from analysis.diagnosis.watch import watch
@@ -118,25 +118,25 @@ def _diagnosed(cfg: keys.Diagnose, responses: Path) -> dict[str, Any]:
     answers = _replayable(cfg, every, max_positions(draft))
     along = AlongTexts(pair.target, answers) if kind.reads_target or sampling.temperature > 0 else None
     undrafted = [token for token in pair.unshared if token < vocab_size(draft)]
-    replay = partial(expected, draft, answers=answers, sampling=sampling, undrafted=undrafted)
+    replay = partial(expected, draft, sampling=sampling, undrafted=undrafted)
     if kind.reads_target:
         replay = partial(replay, along=along)
     if answers[0].sums is not None:
         if sampling.temperature:
             raise InputError("sampling.temperature: expected 0 for answers with sums alone, or counts by round")
         with tqdm(unit="token", unit_scale=True) as bar:
-            result = of_sums(answers, replay(AS_IT_SHOULD_BE, progress=bar.update), bootstrap)
+            result = of_sums(answers, replay(AS_IT_SHOULD_BE, answers, progress=bar.update), bootstrap)
         return {**result, "left_out": left_out}
     causes = _causes(cfg, draft, pair, answers, sampling)
-    rounds, passes = _table(answers), num_passes(answers, draft)
+    rounds = _table(answers)
     if along is None or not sampling.temperature:
-        several = explanations(rounds, _replays(rounds, causes, passes, replay))
+        several = explanations(rounds, _replays(rounds, causes, draft, answers, replay))
     else:
         logits = along.logits(pair, sampling)
         terms = partial(
             sampled_terms, draft, answers=answers, sampling=sampling, fit=pair.fit, along=along, logits=logits
         )
-        several = sampled_explanations(rounds, _sampled_replays(rounds, causes, passes, terms))
+        several = sampled_explanations(rounds, _sampled_replays(rounds, causes, num_passes(answers, draft), terms))
     return {**of_rounds(rounds, several, bootstrap), "beyond_end": beyond_end(every), "left_out": left_out}
 
 
@@ -162,16 +162,42 @@ def _causes(
 
 
 def _replays(
-    rounds: pd.DataFrame, causes: Sequence[Cause], passes: int, replay: Callable[..., list[list[int]]]
-) -> dict[Cause, np.ndarray[Any, np.dtype[np.int64]]]:
-    """Accepted tokens of every round as it should be, and under every cause if some round is not."""
-    with _progress(rounds, passes) as bar:
-        replays = {AS_IT_SHOULD_BE: np.concatenate(replay(AS_IT_SHOULD_BE, progress=bar.update))}
-        if (replays[AS_IT_SHOULD_BE] != rounds.accepted).any():
-            _announce(bar, len(causes), len(causes), passes)
+    rounds: pd.DataFrame,
+    causes: Sequence[Cause],
+    draft: Any,
+    answers: Sequence[Answer],
+    replay: Callable[..., list[list[int]]],
+) -> dict[Cause, Accepted]:
+    """Accepted tokens of every round as it should be, and under every cause if some round is not.
+
+    A cause is replayed along the texts that hold such rounds, for in the others it cannot be better. Along these it is replayed
+    if it is better in the first; else it is taken to accept in them what it should.
+    """
+    with _progress(rounds, num_passes(answers, draft)) as bar:
+
+        def accepted(cause: Cause, part: Sequence[Answer]) -> Accepted:
+            return np.array([count for text in replay(cause, part, progress=bar.update) for count in text])
+
+        right = accepted(AS_IT_SHOULD_BE, answers)
+        replays, differs = {AS_IT_SHOULD_BE: right}, right != rounds.accepted
+        if differs.any():
+            tried = rounds.text.isin(rounds.text[differs]).to_numpy()
+            first, others = (_rounds_of(answers, set(rounds.text[which])) for which in (tried, ~tried))
+            drafted = int(rounds.drafted[tried].sum())
+            _announce(bar, len(causes), len(causes), num_passes(first, draft), drafted)
             for cause in causes:
-                replays[cause] = np.concatenate(replay(cause, progress=bar.update))
+                replays[cause] = right.copy()
+                replays[cause][tried] = accepted(cause, first)
+                ratio = log_likelihood(rounds, replays[cause]) - log_likelihood(rounds, right)
+                if not tried.all() and ratio.sum() > PENALTY:
+                    bar.total += int(rounds.drafted.sum()) - drafted
+                    replays[cause][~tried] = accepted(cause, others)
     return replays
+
+
+def _rounds_of(answers: Sequence[Answer], texts: set[int]) -> list[Answer]:
+    """All answers, with the rounds of some."""
+    return [answer if number in texts else replace(answer, rounds=[]) for number, answer in enumerate(answers)]
 
 
 def _sampled_replays(
@@ -186,7 +212,7 @@ def _sampled_replays(
         for group in groups.values():
             replays |= zip(group, terms(causes=group, progress=bar.update), strict=True)
             if AS_IT_SHOULD_BE in group:
-                _announce(bar, len(causes), len(groups) - 1, passes)
+                _announce(bar, len(causes), len(groups) - 1, passes, bar.total)
     return replays
 
 
@@ -199,12 +225,12 @@ def _progress(rounds: pd.DataFrame, passes: int) -> Any:
     return tqdm(total=int(rounds.drafted.sum()), unit="token", unit_scale=True)
 
 
-def _announce(bar: Any, num_causes: int, num_replays: int, passes: int) -> None:
-    """Say what the causes take, after the first replay."""
-    minutes = bar.format_dict["elapsed"] / 60 * num_replays
+def _announce(bar: Any, num_causes: int, num_replays: int, passes: int, drafted: int) -> None:
+    """Say what the causes take, after the first replay: passes and drafted tokens of each of theirs."""
+    minutes = bar.format_dict["elapsed"] / 60 * num_replays * drafted / bar.total
     line = f"{num_causes} causes, {passes * num_replays} draft forward passes, about {minutes:.1f} minutes"
-    bar.write(f"diagnose: {line}; more for contexts that are cut", file=sys.stderr)
-    bar.total *= num_replays + 1
+    bar.write(f"diagnose: {line}; more for contexts that are cut, and for likely causes", file=sys.stderr)
+    bar.total += num_replays * drafted
 
 
 def _replayable(cfg: keys.Diagnose, answers: Sequence[Answer], longest: int) -> list[Answer]:

@@ -71,12 +71,18 @@ def explanations(rounds: pd.DataFrame, replays: Mapping[Cause, Accepted]) -> lis
     causes: dict[bytes, list[Cause]] = {}
     for cause, accepted in replays.items():
         causes.setdefault(accepted.tobytes(), []).append(cause)
-    otherwise, several = math.log(ROUNDING) - np.log(rounds.drafted.to_numpy()), []
+    several = []
     for group in causes.values():
-        equal = replays[group[0]] == rounds.accepted.to_numpy()
-        likelihood = np.where(equal, math.log1p(-ROUNDING), otherwise)
-        several.append(Explanation(group, replays[group[0]], int(equal.sum()), likelihood))
+        accepted = replays[group[0]]
+        equal = int((accepted == rounds.accepted).sum())
+        several.append(Explanation(group, accepted, equal, log_likelihood(rounds, accepted)))
     return several
+
+
+def log_likelihood(rounds: pd.DataFrame, accepted: Accepted) -> Array:
+    """Log-likelihoods [r] of the counts, where a replay accepts `accepted` [r]."""
+    otherwise = math.log(ROUNDING) - np.log(rounds.drafted.to_numpy())
+    return np.where(accepted == rounds.accepted.to_numpy(), math.log1p(-ROUNDING), otherwise)
 
 
 def sampled_explanations(rounds: pd.DataFrame, terms: Mapping[Cause, Terms]) -> list[Explanation]:

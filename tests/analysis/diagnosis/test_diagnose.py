@@ -1,6 +1,7 @@
 """Why an engine accepts less than it should: planted mistakes are named, clean runs are not accused, bad input is one line."""
 
 import json
+import re
 import shutil
 from functools import cache, partial
 
@@ -86,6 +87,31 @@ def test_a_mistake_is_named(mistake, name, toy, written, tmp_path):
     (cause,) = result["explained_by"]
     assert cause.startswith(name) and f"explained by: {cause}" in result["sentence"]
     assert max(result["causes"], key=lambda each: each["equal"])["names"] == [cause]
+
+
+def test_texts_without_rounds_that_differ_decide_nothing(toy, written, tmp_path, capsys):
+    """The answer is that of replaying every cause along all texts, in fewer forward passes."""
+    path, sampling = Engine(toy, shift=1).answer(written, tmp_path / "answers.jsonl"), Sampling(temperature=0)
+    result = diagnosed(path, "windows=[24]")
+    answers, _ = read_answers(path, toy)
+    rounds = pd.DataFrame(
+        [(number, *counts) for number, answer in enumerate(answers) for counts in answer.rounds],
+        columns=["text", "start", "drafted", "accepted"],
+    )
+    case = Case(toy.draft, toy.tokenizer, [answer.prompt_ids for answer in answers], 99, sampling, [24])
+    replays = {
+        cause: np.concatenate(expected(toy.draft, cause, answers, sampling, [], int))
+        for cause in (AS_IT_SHOULD_BE, *causes(case))
+    }
+    several = explanations(rounds, replays)
+    best, right = best_of(rounds, several), several[0]
+    assert result["explained_by"] == ([] if best in (None, right) else [cause.meaning for cause in best.causes])
+    equal = {cause.meaning: each.equal for each in several for cause in each.causes}
+    assert 0 < len({line["text"] for line in result["different"]}) < len(answers)
+    for each in result["causes"]:
+        assert all(equal[name] <= each["equal"] <= max(equal[name], right.equal) for name in each["names"])
+    passes, of_causes = map(int, re.findall(r"(\d+) draft forward passes", capsys.readouterr().err))
+    assert of_causes < passes * (len(replays) - 1)
 
 
 def own_causes(case):
