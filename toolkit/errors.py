@@ -73,7 +73,10 @@ class Terminated(KeyboardInterrupt):
 
 
 def answer_signals() -> None:
-    """End this process, a command, with one line after Ctrl-C or SIGTERM, at any moment: 130 or 143."""
+    """End this process, a command, with one line after Ctrl-C or SIGTERM, at any moment: 130 or 143.
+
+    An InputError that nobody handles is one line, too, and ends it with 1.
+    """
     usual = sys.excepthook, sys.unraisablehook
 
     def terminate(*_: Any) -> None:
@@ -82,7 +85,10 @@ def answer_signals() -> None:
     def uncaught(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         if isinstance(error, KeyboardInterrupt):
             interrupted(error)
-        usual[0](kind, error, traceback)
+        if isinstance(error, InputError):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            usual[0](kind, error, traceback)
 
     def lost(unraisable: sys.UnraisableHookArgs) -> None:
         """Send the signal again: no exception gets out of a finalizer or a weak reference's callback."""

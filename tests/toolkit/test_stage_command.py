@@ -182,6 +182,14 @@ def test_while_modules_are_imported_and_where_python_loses_it(number):
         assert_one_line(process, number)
 
 
+def test_bad_input_that_nobody_handles_is_one_line():
+    """As in the programs of the benchmarks; other errors keep their traceback."""
+    raises = "from toolkit.errors import InputError; raise {}('expected a folder')"
+    for error, errors in (("InputError", "error: expected a folder\n"), ("ValueError", "Traceback")):
+        process = started("-c", f"{CHECKED}; {raises.format(error)}")
+        assert process.communicate(timeout=120)[1].startswith(errors) and process.returncode == 1
+
+
 def test_where_a_library_ends_the_process_itself():
     """As Lightning's trainer does: it catches the interrupt and exits with 1."""
     stops = "def run(cfg):\n try: raise KeyboardInterrupt\n except KeyboardInterrupt: raise SystemExit(1)\n"
