@@ -32,7 +32,14 @@ from tqdm.auto import tqdm
 from analysis import keys
 from analysis.diagnosis.along import AlongTexts
 from analysis.diagnosis.answers import Answer, beyond_end, read_answers
-from analysis.diagnosis.compare import PENALTY, Accepted, explanations, log_likelihood, sampled_explanations
+from analysis.diagnosis.compare import (
+    PENALTY,
+    Accepted,
+    best_of,
+    explanations,
+    log_likelihood,
+    sampled_explanations,
+)
 from analysis.diagnosis.replay import Terms, expected, num_passes, sampled_terms
 from analysis.diagnosis.sentence import of_rounds, of_sums
 from analysis.diagnosis.watch import watch
@@ -42,7 +49,7 @@ from toolkit.config import instantiate, plain
 from toolkit.drafts import kind_of
 from toolkit.drafts.causes import AS_IT_SHOULD_BE, Case, Cause, sampled
 from toolkit.drafts.folders import kind_in
-from toolkit.engine.facts import max_positions, vocab_size
+from toolkit.engine.facts import max_positions
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json
 from toolkit.models.pair import ModelPair, load_draft, resolve
@@ -99,10 +106,15 @@ def _check_settings(cfg: keys.Diagnose, responses: Path, sampling: Sampling) -> 
     """Raises InputError for drafts that are not there, and for texts of toolkit.decode that were drawn otherwise."""
     for other in cfg.others:
         resolve(other)
+    if sampling.generation_config:
+        raise InputError(
+            "sampling.generation_config: expected false or null, and what it says as sampling.temperature=T etc."
+        )
     folder = responses.parent
     if (folder / MANIFEST).is_file() and (manifest := read_manifest(folder))["stage"] == "decode":
         recorded = config_as_written(manifest)["sampling"]
-        for name in ("temperature", "repetition_penalty"):
+        names = ("temperature", "repetition_penalty", *(("top_k", "top_p", "min_p") if sampling.temperature else ()))
+        for name in () if recorded["generation_config"] else names:
             if recorded[name] != (value := getattr(sampling, name)):
                 raise InputError(f"sampling.{name}: the texts were decoded with {recorded[name]}, not {value}")
 
@@ -117,8 +129,7 @@ def _diagnosed(cfg: keys.Diagnose, responses: Path) -> dict[str, Any]:
     draft = pair.draft if loaded else instantiate(cfg.draft)
     answers = _replayable(cfg, every, max_positions(draft))
     along = AlongTexts(pair.target, answers) if kind.reads_target or sampling.temperature > 0 else None
-    undrafted = [token for token in pair.unshared if token < vocab_size(draft)]
-    replay = partial(expected, draft, sampling=sampling, undrafted=undrafted)
+    replay = partial(expected, draft, sampling=sampling, undrafted=pair.unshared)
     if kind.reads_target:
         replay = partial(replay, along=along)
     if answers[0].sums is not None:
@@ -168,10 +179,10 @@ def _replays(
     answers: Sequence[Answer],
     replay: Callable[..., list[list[int]]],
 ) -> dict[Cause, Accepted]:
-    """Accepted tokens of every round as it should be, and under every cause if some round is not.
+    """Accepted tokens of every round as it should be and, if some round is not, under causes.
 
-    A cause is replayed along the texts that hold such rounds, for in the others it cannot be better. Along these it is replayed
-    if it is better in the first; else it is taken to accept in them what it should.
+    A cause is replayed along the texts that hold such rounds, for in the others it cannot be better. Where rounding explains
+    them, causes that are no better there are left out; else every cause is replayed along all texts.
     """
     with _progress(rounds, num_passes(answers, draft)) as bar:
 
@@ -179,20 +190,32 @@ def _replays(
             return np.array([count for text in replay(cause, part, progress=bar.update) for count in text])
 
         right = accepted(AS_IT_SHOULD_BE, answers)
-        replays, differs = {AS_IT_SHOULD_BE: right}, right != rounds.accepted
-        if differs.any():
-            tried = rounds.text.isin(rounds.text[differs]).to_numpy()
-            first, others = (_rounds_of(answers, set(rounds.text[which])) for which in (tried, ~tried))
-            drafted = int(rounds.drafted[tried].sum())
-            _announce(bar, len(causes), len(causes), num_passes(first, draft), drafted)
-            for cause in causes:
-                replays[cause] = right.copy()
-                replays[cause][tried] = accepted(cause, first)
-                ratio = log_likelihood(rounds, replays[cause]) - log_likelihood(rounds, right)
-                if not tried.all() and ratio.sum() > PENALTY:
-                    bar.total += int(rounds.drafted.sum()) - drafted
-                    replays[cause][~tried] = accepted(cause, others)
-    return replays
+        differs = right != rounds.accepted
+        if not differs.any():
+            return {AS_IT_SHOULD_BE: right}
+        tried = rounds.text.isin(rounds.text[differs]).to_numpy()
+        first, others = (_rounds_of(answers, set(rounds.text[which])) for which in (tried, ~tried))
+        drafted = int(rounds.drafted[tried].sum())
+        _announce(bar, len(causes), len(causes), num_passes(first, draft), drafted)
+        replays = {AS_IT_SHOULD_BE: right}
+        for cause in causes:
+            replays[cause] = right.copy()
+            replays[cause][tried] = accepted(cause, first)
+
+        def whole(some: Sequence[Cause]) -> dict[Cause, Accepted]:
+            for cause in () if tried.all() else some:
+                bar.total += int(rounds.drafted.sum()) - drafted
+                replays[cause][~tried] = accepted(cause, others)
+            return {cause: replays[cause] for cause in (AS_IT_SHOULD_BE, *some)}
+
+        at_least = log_likelihood(rounds, right).sum() + PENALTY
+        better = [cause for cause in causes if log_likelihood(rounds, replays[cause]).sum() > at_least]
+        chosen = whole(better)
+        best = best_of(rounds, explanations(rounds, chosen))
+        if best is not None and best.rounding:
+            return chosen
+        whole([cause for cause in causes if cause not in better])
+        return replays
 
 
 def _rounds_of(answers: Sequence[Answer], texts: set[int]) -> list[Answer]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.loads.engine_counts import DETAILED, answer_of, rounds_of
-from analysis.loads.streamed import streamed_text
+from analysis.loads.streamed import streamed_text, streamed_tokens
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.prompts import check_token_ids, numbered_lines
@@ -63,7 +63,9 @@ def read_answers(path: Path, pair: ModelPair) -> tuple[list[Answer], list[str]]:
                 raise InputError(f"expected one choice, got {len(choices)}, whose counts are sums: ask with n=1")
             entry |= choices[0]
             num_texts += "token_ids" not in entry
-            answers.append(_answer(entry, pair))
+            if (answer := _answer(entry, pair)) in answers:
+                raise Unusable("the same as an answer before it")
+            answers.append(answer)
         except Unusable as reason:
             left_out.append(f"line {number}: {reason}")
         except InputError as error:
@@ -95,6 +97,10 @@ def _answer(entry: dict[str, Any], pair: ModelPair) -> Answer:
         raise Unusable("it ended with an error")
     timings = {} if "stream" in entry else entry.get("timings") or {}
     sums = (int(timings["draft_n"]), int(timings["draft_n_accepted"])) if "draft_n" in timings else None
+    if sums and not 0 <= sums[1] <= sums[0]:
+        raise InputError(f"expected 0 <= draft_n_accepted <= draft_n, got {sums[1]} and {sums[0]}")
+    if sums == (0, 0):
+        raise Unusable("it drafted nothing")
     rounds = [] if sums else list(_decoded(entry) if "rounds" in entry else _counted(entry))
     prompt, tokens = entry.get("prompt_token_ids") or entry.get("prompt_ids"), _tokens(entry, pair)
     prompt = pair.encode(entry.get("messages") or entry["prompt"]) if prompt is None else prompt
@@ -151,6 +157,7 @@ def _tokens(entry: dict[str, Any], pair: ModelPair) -> list[int]:
     tokenizer: Any = pair.tokenizer
     ids = [int(token) for token in tokenizer(text, add_special_tokens=False).input_ids]
     counted = (entry.get("usage") or {}).get("completion_tokens", len(ids))
+    counted = streamed_tokens(entry["stream"]) if "stream" in entry else counted
     if pair.text(ids) != text or counted not in (len(ids), len(ids) + 1):  # an end of text is not shown
         raise Unusable(CHANGED)
     return ids

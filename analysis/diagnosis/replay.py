@@ -137,7 +137,8 @@ class TopTokens:
 
     def __call__(self, logits: Tensor, texts: Sequence[ReplayedText], drafted: Sequence[Tensor]) -> Tensor:
         logits = penalized(logits, self.sampling, seen_in(logits, texts, drafted, self.sampling))
-        return first_maximum(logits.index_fill(-1, tensor_on(logits.device, list(self.undrafted)).long(), -torch.inf))
+        undrafted = [token for token in self.undrafted if token < logits.shape[-1]]
+        return first_maximum(logits.index_fill(-1, tensor_on(logits.device, undrafted).long(), -torch.inf))
 
 
 class TextTokens:

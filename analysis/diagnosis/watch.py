@@ -168,10 +168,12 @@ def _between(baseline: PositionCounts, pages: Sequence[PositionCounts], names: S
     reached, accepted = [], []
     for (before, page), name in zip(pairwise(pages), names[1:], strict=True):
         kept, rounds = page.accepted[0] - before.accepted[0], page.reached[0] - before.reached[0]
-        missing = page.longest * (page.rounds - before.rounds) - (page.drafted - before.drafted)
-        if min(kept.min(), rounds.min(), page.drafted - before.drafted) < 0:
+        drafted = page.drafted - before.drafted
+        missing = page.longest * (page.rounds - before.rounds) - drafted
+        if kept.min() < 0 or np.diff([rounds[0], *kept]).max() > 0 or missing < 0 or drafted < kept.sum():
             raise InputError(
-                f"{name}: counters below those of the page before: the server began again; give pages since"
+                f"{name}: counters below those of the page before, or more accepted since than rounds can: a server began "
+                "again; give pages since"
             )
         fewer = missing / np.arange(page.longest, 0, -1) * (np.arange(page.longest) > 0)
         reached.append(np.maximum(kept, rounds - fewer))

@@ -25,6 +25,8 @@ def streamed_rounds(chunks: Sequence[Any], num_drafted: int = 0) -> tuple[int, l
             raise InputError(f"stream: expected sums that grow, got {sums} after {before}")
         if drafted > before[1]:
             undrafted = size - 1 - explained
+            if undrafted < 0:
+                raise InputError(f"stream: expected a round to begin after the tokens of the one before, got {sums}")
             if undrafted and size > before[0] + 1:
                 return "a token without a chunk hides where a round begins"
             rounds += [(0, 0)] * undrafted + [(drafted - before[1], accepted - before[2])]
@@ -46,6 +48,11 @@ def streamed_text(chunks: Sequence[Any]) -> str:
         choice = (chunk.get("choices") or [{}])[0]
         parts.append(chunk.get("content") or choice.get("text") or (choice.get("delta") or {}).get("content") or "")
     return "".join(parts)
+
+
+def streamed_tokens(chunks: Sequence[Any]) -> int:
+    """How many tokens the answer has, as the engine counts them."""
+    return _sums(chunks)[-1][0]
 
 
 def _sums(chunks: Any) -> list[tuple[int, int, int]]:

@@ -89,9 +89,10 @@ def test_a_mistake_is_named(mistake, name, toy, written, tmp_path):
     assert max(result["causes"], key=lambda each: each["equal"])["names"] == [cause]
 
 
-def test_texts_without_rounds_that_differ_decide_nothing(toy, written, tmp_path, capsys):
-    """The answer is that of replaying every cause along all texts, in fewer forward passes."""
-    path, sampling = Engine(toy, shift=1).answer(written, tmp_path / "answers.jsonl"), Sampling(temperature=0)
+@pytest.mark.parametrize(("mistake", "is_wrong"), [({"shift": 1}, False), ({"stale": 1}, True)])
+def test_texts_without_rounds_that_differ_decide_nothing(mistake, is_wrong, toy, written, tmp_path, capsys):
+    """The answer is that of replaying every cause along all texts, in fewer forward passes where nothing is wrong."""
+    path, sampling = Engine(toy, **mistake).answer(written, tmp_path / "answers.jsonl"), Sampling(temperature=0)
     result = diagnosed(path, "windows=[24]")
     answers, _ = read_answers(path, toy)
     rounds = pd.DataFrame(
@@ -105,13 +106,14 @@ def test_texts_without_rounds_that_differ_decide_nothing(toy, written, tmp_path,
     }
     several = explanations(rounds, replays)
     best, right = best_of(rounds, several), several[0]
+    assert (best is not right, result["explained"]) == (is_wrong, best is not None)
     assert result["explained_by"] == ([] if best in (None, right) else [cause.meaning for cause in best.causes])
-    equal = {cause.meaning: each.equal for each in several for cause in each.causes}
-    assert 0 < len({line["text"] for line in result["different"]}) < len(answers)
-    for each in result["causes"]:
-        assert all(equal[name] <= each["equal"] <= max(equal[name], right.equal) for name in each["names"])
+    assert len({line["text"] for line in result["different"]}) > 0
+    equal = {cause.meaning: each.equal for each in several[1:] for cause in each.causes}
+    counted = {name: each["equal"] for each in result["causes"] for name in each["names"]}
+    assert counted.items() <= equal.items() and (len(counted) == len(equal)) == is_wrong
     passes, of_causes = map(int, re.findall(r"(\d+) draft forward passes", capsys.readouterr().err))
-    assert of_causes < passes * (len(replays) - 1)
+    assert is_wrong or of_causes < passes * (len(replays) - 1)
 
 
 def own_causes(case):
@@ -343,6 +345,20 @@ def test_streams_of_llamacpp_are_read_as_json_lines_are(answers, toy, tmp_path):
     assert [(each.token_ids, each.rounds) for each in ours] == [(each.token_ids, each.rounds) for each in theirs]
 
 
+def test_streams_whose_texts_have_other_tokens_are_refused(answers, toy, tmp_path):
+    """A text that was not written in its tokenizer's own pieces comes back in fewer: its rounds would be of other tokens."""
+
+    def streamed(line):
+        chunks = chunks_of(list(zip(line.pop("per_step_drafted"), line.pop("per_step_accepted"), strict=True)))
+        last = chunks[-1]["timings"]
+        chunks.append({"timings": {**last, "predicted_n": last["predicted_n"] + 5}})
+        text = toy.text(line.pop("token_ids"))
+        return {**line, "text": text, "stream": chunks}
+
+    with pytest.raises(InputError, match="7 of 7 texts do not come back"):
+        read_answers(changed(answers, tmp_path, streamed), toy)
+
+
 def test_generations_of_decode_are_as_they_should_be(tiny_overrides, tmp_path):
     words = [*tiny_overrides, "prompts=toy_math", "prompts.limit=8", "sampling.max_new_tokens=24", "method=speculative"]
     words += ["sampling.temperature=0", "track=false", f"paths.root_dir={tmp_path}"]
@@ -395,11 +411,40 @@ def test_sums_are_compared_as_sums(answers, tmp_path):
         ({"choices": [{}, {}]}, "expected one choice, got 2"),
         ({"rounds": [{}], "metrics": {}}, "line 1: expected an answer with counts"),
         ({"prompt_token_ids": None}, "line 1: expected an answer with counts, got KeyError\\('prompt'\\)"),
+        ({"timings": {"draft_n": 5, "draft_n_accepted": 50}}, "line 1: expected 0 <= draft_n_accepted <= draft_n"),
+        ({"timings": {"draft_n": 0, "draft_n_accepted": 0}}, "line 1: it drafted nothing"),
     ],
 )
 def test_faulty_answers_are_one_line(change, message, answers, tmp_path):
     with pytest.raises(InputError, match=message):
         diagnosed(changed(answers, tmp_path, lambda line: {**line, **change}))
+
+
+def test_an_answer_counts_once(answers, tmp_path):
+    """As independent texts, copies would make every interval narrow and every mistake certain."""
+    path = tmp_path / "thrice.jsonl"
+    path.write_text(3 * answers.read_text())
+    result, once = diagnosed(path), diagnosed(answers)
+    assert result["rounds"] == once["rounds"] and result["positions"] == once["positions"]
+    assert len(result["left_out"]) == 2 * len(answers.read_text().strip().split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sampling.temperature=.7"], "sampling.top_p: the texts were decoded with 0.6, not 1.0"),
+        (
+            ["sampling.temperature=1", "sampling.top_p=.6"],
+            "sampling.temperature: the texts were decoded with 0.7, not 1",
+        ),
+        (["sampling.generation_config=true"], "sampling.generation_config: expected false or null"),
+    ],
+)
+def test_another_sampling_than_that_of_the_texts_is_one_line(words, message, tiny_overrides, tmp_path):
+    drawn = [*tiny_overrides, "prompts=toy_math", "prompts.limit=2", "sampling.temperature=.7", "sampling.top_p=.6"]
+    path = decode.run(compose("decode", [*drawn, "track=false", f"paths.root_dir={tmp_path}"])) / "generations.jsonl"
+    with pytest.raises(InputError, match=message):
+        diagnosed(path, *words)
 
 
 def test_too_few_rounds_are_one_line(answers):

@@ -157,7 +157,10 @@ def test_bad_input_is_one_line(recorded):
     few = folder / "few.jsonl"
     lines = (folder / "recorded" / "generations.jsonl").read_text().split("\n")
     few.write_text("\n".join(lines[:5]))
+    grown = folder / "grown.txt"  # of two servers, of which one began again
+    grown.write_text("".join(f"{line}\n" for line in scrape(1001, 3003, [950, 940, 930])))
     for pages_in, baseline, message in (
+        ([files[0], grown], "recorded", "more accepted since than rounds can"),
         ([files[2], files[1]], "recorded", "began again"),
         ([files[0], files[0]], "recorded", "too few, 0 rounds"),
         ([files[0]], "recorded", "two /metrics pages"),

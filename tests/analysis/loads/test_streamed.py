@@ -59,6 +59,12 @@ def test_a_stream_that_drafted_nothing_has_no_rounds():
     assert streamed_rounds(chunks_of([(0, 0)] * 5)) == "no rounds"
 
 
+EARLY = [  # the second round begins before the first one's four tokens are there
+    {"timings": {"predicted_n": size, "draft_n": drafted, "draft_n_accepted": accepted}}
+    for size, drafted, accepted in ((1, 0, 0), (2, 3, 3), (3, 6, 3))
+]
+
+
 @pytest.mark.parametrize(
     ("chunks", "message"),
     [
@@ -69,6 +75,7 @@ def test_a_stream_that_drafted_nothing_has_no_rounds():
         (None, "with `timings`"),
         ([*chunks_of([(3, 1)]), *chunks_of([(3, 1)])], r"sums that grow, got \(1, 0, 0\) after \(3, 3, 1\)"),
         (chunks_of([(2, 3)]), "draft_n_accepted to grow by at most"),
+        (EARLY, r"begin after the tokens of the one before, got \(3, 6, 3\)"),
     ],
 )
 def test_faulty_streams_are_one_line(chunks, message):
