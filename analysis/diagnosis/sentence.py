@@ -62,10 +62,11 @@ def sentence(
     if best is not None:
         next_best = max(each.equal for each in (right, *others) if each is not best)
         return f"{position}; explained by: {best.name} ({best.equal} of {size} rounds; next best {next_best})"
-    count, closest = (
-        sum(len(each.causes) for each in others),
-        f"; {others[0].name}: {others[0].equal}" if others else "",
-    )
+    count = sum(len(each.causes) for each in others)
+    closest = f"; {others[0].name}: {others[0].equal}" if others else ""
+    if others and right.equal < EXPLAINS * size <= others[0].equal:  # it is better, but not certainly over texts
+        texts = rounds.text.nunique()
+        return f"different, and {texts} texts are too few to name a cause ({equal} are as they should be{closest}); {position}"
     first = [
         f"answer {row.text + 1} after {row.start} tokens, {row.accepted} of {row.drafted} accepted, expected {row.expected}"
         for row in rounds[~rounds.equal].head(3).itertuples()

@@ -305,6 +305,15 @@ def test_one_text_alone_accuses_nobody():
     assert best_of(table(counted), several) is several[0]
 
 
+def test_few_texts_that_name_no_cause_are_called_too_few():
+    counted = np.where(np.arange(len(RIGHT)) < 75, 4 - RIGHT, RIGHT)
+    several = explanations(table(counted, 4), {AS_IT_SHOULD_BE: RIGHT, OTHER: counted})
+    result = of_rounds(table(counted, 4), several, Bootstrap(200))
+    assert not result["explained"] and result["explained_by"] == []
+    assert "4 texts are too few to name a cause (240 of 300 rounds" in result["sentence"]
+    assert "another mistake: 300)" in result["sentence"]
+
+
 def test_what_nothing_explains_is_said_with_the_first_rounds():
     counted = np.where(RIGHT == 4, 1, RIGHT)
     for replays, number in (({}, 0), ({OTHER: np.zeros_like(RIGHT)}, 1)):
