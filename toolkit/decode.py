@@ -1,7 +1,7 @@
 """python -m toolkit.decode method=NAME: decode prompts with one method.
 
 Writes generations.jsonl (one line per prompt: tokens, their texts, counts, rounds) and summary.json. Prints a table and the
-beginning of the first text. Lines of chains have `metrics.speculative_decoding`, too, as vLLM's answers do:
+beginning of the first text. Lines of chains without a grammar have `metrics.speculative_decoding`, too, as vLLM's answers do:
 `analysis.advise responses=generations.jsonl` reads them.
 With export=true, also of a folder that is finished:
 
@@ -115,7 +115,7 @@ def _decoded(cfg: commands.Decode, config: dict[str, Any], method: Method, pair:
     sampling, pair = instantiate(cfg.sampling), pair or instantiate(cfg.pair)
     bound = method.bind(pair)  # before anything is written
     chains = isinstance(bound.proposer, ChainProposer | CopyProposer) and bound.beams is None and bound.limit > 0
-    prompts = instantiate(cfg.prompts).load()
+    prompts = instantiate(cfg.prompts).load(grammars=True)
     if hint := hint_of_template(pair.tokenizer, [prompt.content for prompt in prompts]):
         print(hint, file=sys.stderr)
     stage = open_stage("decode", config, inputs=prompt_files(cfg), ignore=IGNORED)
@@ -139,7 +139,7 @@ def _decoded(cfg: commands.Decode, config: dict[str, Any], method: Method, pair:
                 "category": str(prompt.extra.get("category") or ""),
                 "metrics": {
                     "speculative_decoding": request_counts(generation.rounds, bound.limit)
-                    if chains and generation.error is None
+                    if chains and generation.error is None and (sampling.grammar, prompt.grammar) == (None, None)
                     else None
                 },
             }

@@ -134,7 +134,7 @@ def _counted(entry: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
 def _decoded(entry: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
     """Rounds of toolkit.decode: they begin with the text; those that copy are no draft's."""
     if not entry["metrics"]["speculative_decoding"] or "prompt_ids" not in entry:
-        raise InputError("expected generations of chains, with prompt_ids; decode them again")
+        raise InputError("expected generations of chains without a grammar, with prompt_ids; decode them again")
     start = 0
     for each in entry["rounds"]:
         if each["num_draft_calls"]:

@@ -86,9 +86,9 @@ def read_counts(path: Path) -> PositionCounts:
                 reasons.add(rounds)
                 continue
             longest, drafted, accepted = rounds
-            if requests and longest != width:
+            if requests and longest != width and "stream" not in answer:
                 raise InputError(f"num_spec_tokens is {longest}, {width} before: split the file by it")
-            width = longest
+            width = max(width, longest)  # of streams K is the most that a round drafted
             requests.append((drafted, accepted))
             drafts |= _drafts(answer)
         except InputError as error:
@@ -179,7 +179,9 @@ def answer_of(line: str) -> dict[str, Any]:
         raise InputError(f"expected a JSON object, got {error}") from None
     if not isinstance(answer, dict):
         raise InputError(f"expected a JSON object, got {type(answer).__name__}")
-    choices = [choice for choice in answer.get("choices") or () if isinstance(choice, dict)]
+    if not isinstance(several := answer.get("choices") or [], list):
+        raise InputError(f"choices: expected a list, got {type(several).__name__}")
+    choices = [choice for choice in several if isinstance(choice, dict)]
     if str(answer.get("object")).endswith(".chunk") or any(
         not choice.get("finish_reason", "none") for choice in choices
     ):

@@ -8,7 +8,7 @@ w^overlap independent ones do. Tokens of other rows are independent.
 
     overlap   experts reached by 8 and 15 tokens, E = 256, k = 8        by K + 1 tokens of K = 1, 4, 8, in those of one token
     1         57.4 and 97.0                                             2.0, 4.7, 8.0
-    .79       38.9 and 60.4                                             1.7, 3.4, 5.3
+    .79       38.7 and 60.5                                             1.7, 3.4, 5.3
     measured  39.4 and 58.9 (lucebox#501)                               1.3, 3.2, 6.1 (vllm#46295, another model)
 """
 
@@ -105,14 +105,14 @@ class Shape:
 def _experts(model: Any, config: Any) -> Experts | None:
     """The routed experts of a model; None: it has none. Raises InputError where their weights are not found by name."""
     number = next((count for name in EXPERTS if (count := getattr(config, name, None))), None)
-    if number is None or number == 1:
+    parameters = sum(weights.numel() for name, weights in model.named_parameters() if ".experts." in name)
+    if number == 1 or (number is None and not parameters):
         return None
     per_token = next((count for name in PER_TOKEN if (count := getattr(config, name, None))), None)
-    parameters = sum(weights.numel() for name, weights in model.named_parameters() if ".experts." in name)
-    if not per_token or not parameters:
+    if not number or not per_token or not parameters:
         raise InputError(
-            f"modelled costs: expected a mixture whose config says {' or '.join(PER_TOKEN)} and whose weights are named "
-            f"experts, got {type(model).__name__}: measure, or give costs=FILE"
+            f"modelled costs: expected a mixture whose config says {' or '.join(EXPERTS)}, and {' or '.join(PER_TOKEN)}, "
+            f"and whose weights are named experts, got {type(model).__name__}: measure, or give costs=FILE"
         )
     return Experts(number, per_token, parameters)
 

@@ -63,7 +63,7 @@ def _sums(chunks: Any) -> list[tuple[int, int, int]]:
             (int(each["predicted_n"]), int(each.get("draft_n", 0)), int(each.get("draft_n_accepted", 0)))
             for each in every
         ]
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         sums = []
     if not sums:
         raise InputError("stream: expected chunks with `timings`: ask llama.cpp with timings_per_token=true")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from data_gen.prompts import JsonlPrompts
 from toolkit import ModelPair, config, generate
 from toolkit import decode as decode_command
 from toolkit.decoding import Sampling, decode
@@ -232,12 +234,15 @@ def test_grammars_are_told_apart_and_read_from_files(llamas, tmp_path):
         ("(ab", "expected a JSON schema"),
         ("start: missing", "expected a JSON schema"),
         ("nothing.json", "found no file nothing.json"),
+        ("My Missing.json", "found no file My Missing.json"),
+        (str(Path(__file__).parent), "found no file"),
+        (5, "expected text or a JSON schema, got int"),
         ('{"not": {}}', "grammar"),
     ],
 )
 def test_what_is_no_grammar_is_one_line(llamas, grammar, message):
     with pytest.raises(DecodingError, match=message) as error:
-        generate(llamas, PROMPTS[:1], "autoregressive", grammar=grammar)
+        generate(llamas, [{"prompt": PROMPTS[0], "grammar": grammar}], "autoregressive")
     assert "\n" not in str(error.value)
 
 
@@ -269,6 +274,20 @@ def test_transformers_generate_takes_a_grammar(llamas):
     assert output[0, len(tokens) :].tolist() == greedy(llamas, PROMPTS[0], schema, 60)
 
 
+def test_a_row_is_decoded_again_when_the_file_of_its_grammar_changes(tmp_path):
+    path, grammar = tmp_path / "prompts.jsonl", tmp_path / "answer.regex"
+    path.write_text(json.dumps({"id": 1, "prompt": "Q: 3 + 4 =\nA:", "grammar": str(grammar)}))
+    words = [f"prompts.path={path}", f"paths.root_dir={tmp_path}", "method=autoregressive", "sampling.max_new_tokens=8"]
+    for answer in ("seven", "eight"):
+        grammar.write_text(answer)
+        folder = decode_command.run(config.compose("decode", [*words, "track=false"]))
+        assert json.loads((folder / "generations.jsonl").read_text())["text"] == answer
+        assert JsonlPrompts(path).load(grammars=True)[0].grammar == answer
+    grammar.write_bytes(b"\xff")
+    with pytest.raises(InputError, match="line 1: grammar: expected UTF-8 text"):
+        JsonlPrompts(path).load(grammars=True)
+
+
 def test_the_command_decodes_rows_with_grammars_of_their_own(tmp_path):
     rows = [
         {"id": 1, "prompt": "Q: 3 + 4 =\nA:", "grammar": {"type": "boolean"}},
@@ -284,8 +303,11 @@ def test_the_command_decodes_rows_with_grammars_of_their_own(tmp_path):
         "track=false",
     ]
     folder = decode_command.run(config.compose("decode", words))
-    texts = [json.loads(line)["text"] for line in (folder / "generations.jsonl").read_text().strip().split("\n")]
-    assert texts[0] in ("true", "false") and texts[1] not in ("true", "false")
+    lines = [json.loads(line) for line in (folder / "generations.jsonl").read_text().strip().split("\n")]
+    assert lines[0]["text"] in ("true", "false") and lines[1]["text"] not in ("true", "false")
+    assert [line["metrics"]["speculative_decoding"] is None for line in lines] == [True, False], "certain tokens"
+    with pytest.raises(InputError, match="prompt 1: expected no grammar"):
+        JsonlPrompts(path).load()
     other = decode_command.run(config.compose("decode", [*words, 'sampling.grammar="[0-9]{2}"']))
     assert other != folder, "a grammar is part of what names an output"
     with pytest.raises(InputError, match="grammar: expected null"):

@@ -288,6 +288,11 @@ def test_a_local_prompts_file_is_an_input(tmp_path):
     for path, files in ((str(file), [str(file)]), ("org/on-the-hub", []), (str(tmp_path), []), (None, [])):
         assert stage.prompt_files(OmegaConf.create({"prompts": {"path": path}})) == files
     assert stage.prompt_files(OmegaConf.create({"prompts": {"name": "x"}})) == []
+    grammar = tmp_path / "answer.lark"
+    grammar.write_text('start: "a"')
+    rows = [{"grammar": str(grammar)}, {"grammar": {}}, {"grammar": "a|b"}, ["grammar"], {"grammar": str(grammar)}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"grammar"')
+    assert stage.prompt_files(OmegaConf.create({"prompts": {"path": str(file)}})) == [str(file), str(grammar)]
 
 
 def test_a_run_whose_every_prompt_failed_is_an_error(tmp_path):

@@ -32,6 +32,7 @@ MOST_KEPT = 256  # compiled grammars of a tokenizer
 COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 FLEXIBLE = {"whitespace_flexible": True}
 TokenLists = tuple[Sequence[int], Sequence[int]]
+FILE = re.compile(r"[^\\\n]*[^\\\n]\.(json|lark|regex|txt)")  # a regular expression would escape the dot
 RULE = re.compile(r"^\s*start\s*:", re.MULTILINE)  # of a Lark grammar
 _tokenizers: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
@@ -153,12 +154,17 @@ def _matcher(tokenizer: Any, text: str, whitespace: bool) -> Any:
 
 
 def source_of(text: str | Mapping[str, Any]) -> str:
-    """The text of a grammar, of a file its content."""
+    """The text of a grammar, of a file its content. Raises InputError for a file that is not there, or is no text."""
     if isinstance(text, Mapping):
         return json.dumps(text)
+    if not isinstance(text, str):
+        raise InputError(f"grammar: expected text or a JSON schema, got {type(text).__name__}")
     if os.path.isfile(text):  # False for texts that are no paths, as too long ones
-        return Path(text).read_text(encoding="utf-8")
-    if re.fullmatch(r"[\w./~-]+\.(json|lark|regex|txt)", text):
+        try:
+            return Path(text).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"grammar: expected UTF-8 text in {text}: {error}") from None
+    if FILE.fullmatch(text) or (os.sep in text.strip(os.sep) and os.path.isdir(text)):
         raise InputError(f"grammar: expected a grammar or a file of one, found no file {text}")
     return text
 

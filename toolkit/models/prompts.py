@@ -13,6 +13,7 @@ are numbers or strings, unique in the file; "grammar" is what the response may b
 from __future__ import annotations
 
 import json
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +39,8 @@ class Prompt:
     messages  role and content of each turn so far, for the tokenizer's chat template
     answer    what a response is checked against, if anything is known
     extra     whatever else the source says about the prompt; metrics and exports read the keys READS
-    grammar   what a response may be, in the place of what the sampling says: text, a file, a JSON schema; None: as that says
+    grammar   what a response may be, in the place of what the sampling says: text (read_jsonl: of a file its content), a JSON
+              schema; None: as that says
     options   what a request has for the template beside its messages: tools, documents, chat_template_kwargs
     Raises InputError unless there is an id and exactly one of a prompt and messages, neither of them empty.
     """
@@ -103,8 +105,18 @@ class PromptSource(ABC):
             raise InputError(f"prompts.limit: expected a positive number or null, got {limit}")
         self.path, self.limit = path, limit
 
-    def load(self) -> list[Prompt]:
-        """The prompts, always the same ones in the same order. Raises InputError if there are none."""
+    def load(self, grammars: bool = False) -> list[Prompt]:
+        """The prompts, always the same ones in the same order. Raises InputError if there are none.
+
+        grammars  whether the caller obeys those of rows; else they are refused
+        """
+        prompts = self._selected()
+        own = next((prompt.id for prompt in prompts if prompt.grammar is not None), None)
+        if own is not None and not grammars:
+            raise InputError(f"prompt {own}: expected no grammar; decode, responses and sweep obey those of rows")
+        return prompts
+
+    def _selected(self) -> list[Prompt]:
         prompts = (self._load() if self.path is None else read_jsonl(self.path))[: self.limit]
         if not prompts:
             raise InputError(f"expected prompts, found none in {self.path or self.describe()}")
@@ -194,4 +206,9 @@ def _parse(line: str) -> Prompt:
     answer, grammar = None if answer is None else str(answer), row.pop("grammar", None)
     if not isinstance(grammar, str | dict | None):
         raise InputError(f"expected a grammar as text or as a JSON schema, got {type(grammar).__name__}")
+    if isinstance(grammar, str) and os.path.isfile(grammar):
+        try:
+            grammar = Path(grammar).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"grammar: expected UTF-8 text in {grammar}: {error}") from None
     return Prompt("" if id_ is None else str(id_), prompt, answer, messages, row, options, grammar)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import json
+import os
 import platform
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_conten
 from toolkit.errors import InputError, StaleError
 from toolkit.files import digests, journal, lock
 from toolkit.files.atomic import content_hash, parse_json_file, write_failure, write_json
+from toolkit.files.text import lines_of
 
 MANIFEST = journal.MANIFEST
 APP_NAME = "acceptance-toolkit"  # hydra.help.app_name of every command (conf/paths/default.yaml)
@@ -291,9 +294,21 @@ def _some(names: Sequence[str]) -> str:
 
 
 def prompt_files(cfg: OnPrompts) -> list[str]:
-    """The local prompts file of a config, if it names one: an input whose content counts."""
+    """The local prompts file of a config, if it names one, and files of its rows' grammars: inputs whose content counts."""
     path = configs.plain(cfg.prompts).get("path")
-    return [] if path is None or not Path(path).is_file() else [str(path)]
+    return [] if path is None or not Path(path).is_file() else [str(path), *_grammar_files(Path(path))]
+
+
+def _grammar_files(prompts: Path) -> list[str]:
+    """Files that the rows of a prompts file name as their grammars; lines that cannot be read are passed over."""
+    grammars = dict[str, None]()
+    for line in lines_of(prompts.read_text(encoding="utf-8-sig", errors="replace")):
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line) if '"grammar"' in line else None
+            grammar = row.get("grammar") if isinstance(row, dict) else None
+            if isinstance(grammar, str) and os.path.isfile(grammar):
+                grammars[grammar] = None
+    return list(grammars)
 
 
 def output_dir(name: str, plain: Mapping[str, Any], identity_hash: str) -> Path:

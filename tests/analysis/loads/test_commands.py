@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import DbrxConfig, DbrxForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from analysis import advise, serving
 from analysis.loads import advice
@@ -242,6 +242,17 @@ def test_modelled_costs():
     assert toy.parameters == sum(p.numel() for p in ModelPair.toy().target.parameters())
     for name in DEVICES:
         assert modelled(toy, toy, name, 1, [1]).round(1, 4) > 0
+
+
+def test_a_mixture_is_never_modelled_as_dense():
+    """DBRX's config names the number of its experts otherwise than others do."""
+    ffn = {"ffn_hidden_size": 8, "moe_num_experts": 4, "moe_top_k": 2}
+    attention = {"kv_n_heads": 1, "clip_qkv": 8, "rope_theta": 1e4}
+    cfg = DbrxConfig(
+        d_model=16, n_heads=2, n_layers=1, max_seq_len=32, vocab_size=32, ffn_config=ffn, attn_config=attention
+    )
+    with pytest.raises(InputError, match="expected a mixture whose config says num_experts"):
+        Shape.of(DbrxForCausalLM(cfg))
 
 
 def test_modelled_costs_of_a_mixture():

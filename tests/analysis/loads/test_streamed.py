@@ -55,6 +55,13 @@ def test_counts_are_by_position(tmp_path):
     assert counts.reached.tolist() == [[2, 2, 0]] and counts.accepted.tolist() == [[2, 1, 0]]
 
 
+def test_streams_without_k_have_that_of_the_longest_round(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps({"stream": chunks_of([(size, 1)] * 3)}) + "\n" for size in (2, 4, 3)))
+    counts = read_counts(path)
+    assert counts.longest == 4 and counts.drafted == 27 and counts.reached.sum(0).tolist() == [9, 9, 0, 0]
+
+
 def test_a_stream_that_drafted_nothing_has_no_rounds():
     assert streamed_rounds(chunks_of([(0, 0)] * 5)) == "no rounds"
 
@@ -72,6 +79,7 @@ EARLY = [  # the second round begins before the first one's four tokens are ther
         ({"timings": {}}, "with `timings`"),
         (["timings"], "with `timings`"),
         ([{"timings": {"draft_n": 3}}], "with `timings`"),
+        ([{"timings": {"predicted_n": float("inf")}}], "with `timings`"),
         (None, "with `timings`"),
         ([*chunks_of([(3, 1)]), *chunks_of([(3, 1)])], r"sums that grow, got \(1, 0, 0\) after \(3, 3, 1\)"),
         (chunks_of([(2, 3)]), "draft_n_accepted to grow by at most"),
