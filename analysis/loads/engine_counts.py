@@ -50,6 +50,7 @@ class PositionCounts:
     whole_server     sums of a server. If not every round drafted K tokens, `reached` is as if they had, so every share of it
                      is a lower bound
     most_calls       draft forward passes of a round, at most, where decode counted them: 0 of copies, 1 of a block draft
+    has_two_sources  some rounds copied their tokens, and others drafted them
     """
 
     reached: Array
@@ -59,6 +60,7 @@ class PositionCounts:
     skipped: int = 0
     whole_server: bool = False
     most_calls: int | None = None
+    has_two_sources: bool = False
 
     @property
     def longest(self) -> int:
@@ -99,7 +101,9 @@ def read_counts(path: Path) -> PositionCounts:
             f"vLLM with a draft and {DETAILED}"
         )
     tells = drafts - {(1, 1)}  # a token by a forward pass is a chain's or a block's
-    return replace(counts_of(requests, width, skipped), most_calls=max(calls for _, calls in drafts) if tells else None)
+    passes = {calls for _, calls in drafts}
+    counts = counts_of(requests, width, skipped)
+    return replace(counts, most_calls=max(passes) if tells else None, has_two_sources=0 in passes and len(passes) > 1)
 
 
 def counts_of(requests: Sequence[tuple[list[int], list[int]]], width: int, skipped: int = 0) -> PositionCounts:

@@ -33,6 +33,10 @@ from toolkit.runs.stage import open_stage
 def advise_from_counts(cfg: keys.Advise) -> Path:
     path = Path(str(cfg.responses))
     counts = read_counts(path)
+    if counts.has_two_sources:
+        raise InputError(
+            f"{path}: expected rounds of one source; some copied tokens, others drafted them, and prices differ"
+        )
     if counts.most_calls is not None:
         if cfg.blocks and counts.most_calls != 1:
             raise InputError(f"blocks=true: {path} counts {counts.most_calls} draft passes a round; leave it out")

@@ -277,7 +277,7 @@ def advised(path, *words):
 
 @pytest.mark.parametrize(("calls", "cost", "blocks_cost"), [
     ([1, 1, 1, 1], 1.2, 1.2), ([3, 3, 3, 3], 1.6, None), ([4, 3, 3, 3], 1.6, None), ([0, 0, 0, 0], 1.0, None),
-    ([0, 3, 0, 3], 1.6, None), (None, 1.6, 1.2),
+    (None, 1.6, 1.2),
 ])  # fmt: skip
 def test_rounds_pay_the_draft_forward_passes_that_the_file_counts(tmp_path, capsys, calls, cost, blocks_cost):
     """By hand: 3, 3, 2 and 0 of 3 drafted tokens are accepted, so 3 tokens a round; of a block, a chain, copies, an engine."""
@@ -294,6 +294,13 @@ def test_rounds_pay_the_draft_forward_passes_that_the_file_counts(tmp_path, caps
     else:
         blocks = read_table(advised(path, "blocks=true"), "lengths")
         assert blocks.throughput.iloc[-1] == pytest.approx(3 / blocks_cost)
+
+
+def test_rounds_of_two_sources_are_one_line(tmp_path):
+    """Copied rounds pay no draft forward pass, and the lengths of both together would be priced as one."""
+    path = write(tmp_path, *[of_decode([3, 3, 3, 3], [3, 3, 2, 0], [0, 3, 0, 3])] * 3)
+    with pytest.raises(InputError, match="expected rounds of one source; some copied tokens"):
+        advised(path)
 
 
 def test_rounds_of_one_token_do_not_say_whether_they_are_blocks(tmp_path):
