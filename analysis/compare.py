@@ -37,6 +37,7 @@ from toolkit.costs.energy import EnergyMeter
 from toolkit.decoding import Decoded, Sampling, decode_measured
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.models.prompts import without_grammars
 from toolkit.runs.stage import check_some_done, finished_stage, open_stage, prompt_files, settings_hash
 from toolkit.runs.tracking import log_image, log_summary, log_table, wandb_run
 
@@ -59,7 +60,10 @@ def run(cfg: keys.Compare) -> Path:
             f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
         )
     context = SweepContext(
-        instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size
+        instantiate(cfg.pair),
+        without_grammars(instantiate(cfg.prompts).load()),
+        instantiate(cfg.sampling),
+        cfg.group_size,
     )
     for setting in settings:
         context.prepare(setting)

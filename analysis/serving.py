@@ -31,6 +31,7 @@ from analysis.tables.grid import PLAIN, expand
 from analysis.tables.sweep_context import SweepContext
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
+from toolkit.models.prompts import without_grammars
 from toolkit.runs.stage import open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 
@@ -48,7 +49,7 @@ def run(cfg: keys.Serving) -> Path:
     pair.check_has_draft("serving with and without drafts")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
     costs_of_files(cfg, 1, sizes)  # what it lacks is named before anything is recorded
-    prompts = instantiate(cfg.prompts).load()
+    prompts = without_grammars(instantiate(cfg.prompts).load())
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     context = SweepContext(pair, prompts, sampling, cfg.batch_size)

@@ -76,7 +76,7 @@ def run(cfg: keys.Sweep) -> Path:
         _show(finished.folder, summary, notes, cfg, finished.manifest["num_prompts"])
         return write_agreement(finished.folder, cfg) if cfg.replayed else finished.folder
     context = SweepContext(
-        instantiate(cfg.pair), instantiate(cfg.prompts).load(grammars=True), instantiate(cfg.sampling), cfg.batch_size
+        instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size
     )
     keys = context.prepare_all(settings)
     settings = [setting for setting in settings if setting.name in keys]

@@ -89,7 +89,7 @@ class JsonlPrompts(PromptSource):
                 f"prompts.shares: expected a sum below 1, or no training prompt is left, got {self.shares}"
             )
 
-    def _selected(self) -> list[Prompt]:
+    def load(self) -> list[Prompt]:
         prompts = self._load()
         parts = [part_of(first, self.shares) for first in first_ids(prompts)]
         chosen = [prompt for prompt, part in zip(prompts, parts, strict=True) if self.split in (None, part)]

@@ -67,7 +67,7 @@ def run(cfg: keys.Responses) -> Path:
     if finished is not None:
         return _finished_before(finished)
     print("responses: reading the prompts", file=sys.stderr)
-    prompts = instantiate(cfg.prompts).load(grammars=True)
+    prompts = instantiate(cfg.prompts).load()
     stage = open_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
         return _finished_before(stage)

@@ -115,7 +115,7 @@ def _decoded(cfg: commands.Decode, config: dict[str, Any], method: Method, pair:
     sampling, pair = instantiate(cfg.sampling), pair or instantiate(cfg.pair)
     bound = method.bind(pair)  # before anything is written
     chains = isinstance(bound.proposer, ChainProposer | CopyProposer) and bound.beams is None and bound.limit > 0
-    prompts = instantiate(cfg.prompts).load(grammars=True)
+    prompts = instantiate(cfg.prompts).load()
     if hint := hint_of_template(pair.tokenizer, [prompt.content for prompt in prompts]):
         print(hint, file=sys.stderr)
     stage = open_stage("decode", config, inputs=prompt_files(cfg), ignore=IGNORED)

@@ -54,7 +54,7 @@ class Unusable(Exception):
 
 def read_answers(path: Path, pair: ModelPair) -> tuple[list[Answer], list[str]]:
     """The answers that can be replayed, and why lines are left out. Raises InputError if none can, or for a faulty line."""
-    answers, left_out, num_texts = [], list[str](), 0
+    answers, left_out, num_texts, distinct = [], list[str](), 0, set[Any]()
     for number, line in numbered_lines(path, "a file of answers"):
         try:
             entry = answer_of(line)
@@ -63,8 +63,11 @@ def read_answers(path: Path, pair: ModelPair) -> tuple[list[Answer], list[str]]:
                 raise InputError(f"expected one choice, got {len(choices)}, whose counts are sums: ask with n=1")
             entry |= choices[0]
             num_texts += "token_ids" not in entry
-            if (answer := _answer(entry, pair)) in answers:
+            answer = _answer(entry, pair)
+            key = tuple(answer.prompt_ids), tuple(answer.token_ids), tuple(answer.rounds), answer.sums
+            if key in distinct:
                 raise Unusable("the same as an answer before it")
+            distinct.add(key)
             answers.append(answer)
         except Unusable as reason:
             left_out.append(f"line {number}: {reason}")

@@ -50,7 +50,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
 from toolkit.files.text import visible
 from toolkit.models.pair import ModelPair, draft_command
-from toolkit.models.prompts import Prompt, first_ids
+from toolkit.models.prompts import Prompt, first_ids, without_grammars
 from toolkit.runs.stage import open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
 from toolkit.sampling import Sampling
@@ -84,7 +84,7 @@ def advise_by_replay(cfg: keys.Advise) -> Path:
     for draft, table in zip(pair.drafts, from_files, strict=False):
         if gives_blocks(draft):
             table.apart("drafts that give blocks")
-    parts = split(instantiate(cfg.prompts).load())
+    parts = split(without_grammars(instantiate(cfg.prompts).load()))
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     ends = min((int(table.target.width[-1]) - 1 for table in from_files if table.is_published), default=None)

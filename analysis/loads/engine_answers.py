@@ -32,6 +32,7 @@ from toolkit.files import journal
 from toolkit.files.atomic import write_text
 from toolkit.files.machine import processor
 from toolkit.files.shards import is_gguf
+from toolkit.models.prompts import without_grammars
 from toolkit.runs.stage import open_stage, prompt_files
 
 SCRIPT = Path(__file__).with_name("ask_xllamacpp.py")
@@ -208,7 +209,7 @@ class EngineServer(Endpoint):
 
 def _prompts(cfg: keys.Timing) -> list[Any]:
     """The first prompts: texts, messages or requests. Raises InputError for one alone."""
-    prompts = [prompt.content for prompt in instantiate(cfg.prompts).load()[: cfg.requests]]
+    prompts = [prompt.content for prompt in without_grammars(instantiate(cfg.prompts).load())[: cfg.requests]]
     if len(prompts) < 2:
         raise InputError(f"expected requests of at least 2, and as many prompts, got {len(prompts)}")
     return prompts

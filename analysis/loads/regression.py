@@ -35,6 +35,7 @@ from toolkit.decoding import decode
 from toolkit.drafts.kinds import reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
+from toolkit.models.prompts import without_grammars
 from toolkit.runs.stage import Stage, finished_stage, open_stage
 from toolkit.runs.tracking import log_image, log_summary, log_table, parameter_counts, wandb_run
 
@@ -51,7 +52,7 @@ def regress(cfg: keys.Timing) -> Path:
     if finished is not None:
         return _show(finished)
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    prompts = instantiate(cfg.prompts).load()
+    prompts = without_grammars(instantiate(cfg.prompts).load())
     if len(prompts) <= cfg.warm_up:
         raise InputError(f"expected more prompts than warm_up={cfg.warm_up}, got {len(prompts)}")
     stage = open_stage("timing", cfg, ignore=("track",))

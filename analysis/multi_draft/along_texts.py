@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from tqdm.auto import tqdm
@@ -32,6 +33,7 @@ from toolkit.config import instantiate, method_config, plain
 from toolkit.errors import InputError, warn
 from toolkit.files.atomic import write_text
 from toolkit.models.generation_config import SAME as WARPING
+from toolkit.models.prompts import without_grammars
 from toolkit.runs.stage import finished_stage, open_stage, settings_hash
 from toolkit.runs.tracking import log_image, log_lines, log_table, wandb_run
 
@@ -88,7 +90,8 @@ def measure_acceptance(cfg: keys.Acceptance) -> Path:
 def _walk(cfg: keys.Acceptance) -> Walk:
     """The walk along the responses of a folder, or along prompts that the target has yet to respond to."""
     if cfg.responses is None:
-        source, responses = list(instantiate(cfg.prompts).load()), None
+        source: list[Any] = without_grammars(instantiate(cfg.prompts).load())
+        responses = None
     else:
         responses = instantiate(cfg.read)(cfg.responses)
         source = [TargetText(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in responses.rows]

@@ -307,10 +307,6 @@ def test_what_cannot_take_such_a_tree_is_refused_in_one_line(table_pair):
         (lambda: replace(method, rule=get("spectr")), "draws candidates by the scheme top_k, but SpecTr"),
         (lambda: replace(method, rule=get("rejection")), "draws candidates by the scheme top_k, but Rejection"),
         (lambda: replace(method, policy=Fixed(3)), "best_first need each other, got Fixed"),
-        (
-            lambda: replace(method, policy=replace(method.policy, num_nodes=100)),
-            "policy.num_nodes: expected at most 64, proposer.num_nodes, got 100",
-        ),
         (lambda: Method("x", method.policy, get("specinfer"), TreeProposer("2x2", "top_k")), "need each other"),
         (lambda: replace(config.method("dsbd"), proposer=BestFirstProposer()), "for several beams"),
         (lambda: decode(several, [[0]], method, Sampling()), "expected one draft model"),

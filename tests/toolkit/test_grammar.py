@@ -20,6 +20,7 @@ from toolkit.engine import TabularModel
 from toolkit.errors import DecodingError, InputError
 from toolkit.grammar import grammar_of, text
 from toolkit.integrations.custom_generate import custom_generate
+from toolkit.models.prompts import without_grammars
 from toolkit.models.teacher import distributions_along
 from toolkit.testing import tiny_eagle3, tiny_llama, tiny_tokenizer
 
@@ -282,10 +283,10 @@ def test_a_row_is_decoded_again_when_the_file_of_its_grammar_changes(tmp_path):
         grammar.write_text(answer)
         folder = decode_command.run(config.compose("decode", [*words, "track=false"]))
         assert json.loads((folder / "generations.jsonl").read_text())["text"] == answer
-        assert JsonlPrompts(path).load(grammars=True)[0].grammar == answer
+        assert JsonlPrompts(path).load()[0].grammar == answer
     grammar.write_bytes(b"\xff")
     with pytest.raises(InputError, match="line 1: grammar: expected UTF-8 text"):
-        JsonlPrompts(path).load(grammars=True)
+        JsonlPrompts(path).load()
 
 
 def test_the_command_decodes_rows_with_grammars_of_their_own(tmp_path):
@@ -307,7 +308,7 @@ def test_the_command_decodes_rows_with_grammars_of_their_own(tmp_path):
     assert lines[0]["text"] in ("true", "false") and lines[1]["text"] not in ("true", "false")
     assert [line["metrics"]["speculative_decoding"] is None for line in lines] == [True, False], "certain tokens"
     with pytest.raises(InputError, match="prompt 1: expected no grammar"):
-        JsonlPrompts(path).load()
+        without_grammars(JsonlPrompts(path).load())
     other = decode_command.run(config.compose("decode", [*words, 'sampling.grammar="[0-9]{2}"']))
     assert other != folder, "a grammar is part of what names an output"
     with pytest.raises(InputError, match="grammar: expected null"):

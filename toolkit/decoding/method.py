@@ -70,11 +70,6 @@ class Method:
                 f"method {self.name}: a policy that chooses nodes (tree_rate) and the proposer best_first need each other, got "
                 f"{policy} and {proposer}"
             )
-        num_nodes, most = (getattr(part, "num_nodes", None) for part in (self.policy, self.proposer))
-        if self.policy.chooses_nodes and num_nodes is not None and num_nodes > most:
-            raise InputError(
-                f"method {self.name}: policy.num_nodes: expected at most {most}, proposer.num_nodes, got {num_nodes}"
-            )
         if self.policy.uses_history and "observe" not in self.proposer.obeys:
             raise InputError(
                 f"method {self.name}: {policy} learns from rounds of chains, and {proposer} has none; expected a policy "

@@ -105,18 +105,8 @@ class PromptSource(ABC):
             raise InputError(f"prompts.limit: expected a positive number or null, got {limit}")
         self.path, self.limit = path, limit
 
-    def load(self, grammars: bool = False) -> list[Prompt]:
-        """The prompts, always the same ones in the same order. Raises InputError if there are none.
-
-        grammars  whether the caller obeys those of rows; else they are refused
-        """
-        prompts = self._selected()
-        own = next((prompt.id for prompt in prompts if prompt.grammar is not None), None)
-        if own is not None and not grammars:
-            raise InputError(f"prompt {own}: expected no grammar; decode, responses and sweep obey those of rows")
-        return prompts
-
-    def _selected(self) -> list[Prompt]:
+    def load(self) -> list[Prompt]:
+        """The prompts, always the same ones in the same order. Raises InputError if there are none."""
         prompts = (self._load() if self.path is None else read_jsonl(self.path))[: self.limit]
         if not prompts:
             raise InputError(f"expected prompts, found none in {self.path or self.describe()}")
@@ -128,6 +118,14 @@ class PromptSource(ABC):
 
     def describe(self) -> str:
         return type(self).__name__
+
+
+def without_grammars(prompts: list[Prompt]) -> list[Prompt]:
+    """The prompts, of which none has a grammar of its own. Raises InputError if one has."""
+    for prompt in prompts:
+        if getattr(prompt, "grammar", None) is not None:
+            raise InputError(f"prompt {prompt.id}: expected no grammar; decode, responses and sweep obey those of rows")
+    return prompts
 
 
 @checked
