@@ -253,6 +253,9 @@ def test_causes_that_apply(toy):
     assert [each for each in meanings([[1, 5]], 300) if "last" in each][
         -1
     ] == "the draft reads the last 256 tokens alone"
+    for windows, sizes in ((None, 2), ([], 0), ([40], 1)):
+        case = Case(toy.draft, toy.tokenizer, [[1, 5]], 200, Sampling(), windows)
+        assert sum("last" in each.meaning for each in causes(case)) == sizes
     assert ("the repetition penalty is the target's alone" in meanings([[1, 5]], repetition_penalty=1.1)) is True
     assert ("the repetition penalty is the target's alone" in meanings([[1, 5]])) is False
 

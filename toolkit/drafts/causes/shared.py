@@ -20,7 +20,7 @@ def shifted_positions(_: Case) -> Iterator[Cause]:
 
 
 def cut_contexts(case: Case) -> Iterator[Cause]:
-    for size in case.windows or [2**power for power in range(6, 24)]:
+    for size in [2**power for power in range(6, 24)] if case.windows is None else case.windows:
         if size < case.longest:
             meaning, setting = f"the draft reads the last {size} tokens alone", "a longer context of the draft"
             yield Cause(meaning, setting, partial(last_tokens, size=size))
