@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from toolkit.errors import InputError
 
 # Characters that are not seen but change what is, as signs: control characters, whose bytes end some readers' pages or change
 # what a terminal shows, and those that turn the direction of all that follows (U+202E and its like).
@@ -33,6 +36,16 @@ def lines_of(text: str, keep_ends: bool = False) -> list[str]:
 def first_line(error: object) -> str:
     """The first line of what an error says; its kind if it says nothing."""
     return next((line.strip() for line in str(error).split("\n") if line.strip()), type(error).__name__)
+
+
+def or_of_file(text: str, name: str) -> str:
+    """A text, or the content of the file that it names. Raises InputError for a file that is no text; name: of the setting."""
+    if not os.path.isfile(text):  # so it is of texts that are no paths, as too long ones
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: expected UTF-8 text in {text}: {error}") from None
 
 
 def as_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import InputError
-from toolkit.files.text import first_line
+from toolkit.files.text import first_line, or_of_file
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 
@@ -159,14 +158,10 @@ def source_of(text: str | Mapping[str, Any]) -> str:
         return json.dumps(text)
     if not isinstance(text, str):
         raise InputError(f"grammar: expected text or a JSON schema, got {type(text).__name__}")
-    if os.path.isfile(text):  # False for texts that are no paths, as too long ones
-        try:
-            return Path(text).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"grammar: expected UTF-8 text in {text}: {error}") from None
-    if FILE.fullmatch(text) or (os.sep in text.strip(os.sep) and os.path.isdir(text)):
+    is_path = FILE.fullmatch(text) or (os.sep in text.strip(os.sep) and os.path.isdir(text))
+    if is_path and not os.path.isfile(text):
         raise InputError(f"grammar: expected a grammar or a file of one, found no file {text}")
-    return text
+    return or_of_file(text, "grammar")
 
 
 def _compiled(matcher: Any, text: str, whitespace: bool) -> str:

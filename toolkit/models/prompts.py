@@ -13,7 +13,6 @@ are numbers or strings, unique in the file; "grammar" is what the response may b
 from __future__ import annotations
 
 import json
-import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 from toolkit.config.values import check_ranges, checked, shown
 from toolkit.errors import InputError, warn
+from toolkit.files.text import or_of_file
 from toolkit.models.chat import read_request
 
 NO_VOCABULARY = 2**31  # above the tokens of any
@@ -204,9 +204,6 @@ def _parse(line: str) -> Prompt:
     answer, grammar = None if answer is None else str(answer), row.pop("grammar", None)
     if not isinstance(grammar, str | dict | None):
         raise InputError(f"expected a grammar as text or as a JSON schema, got {type(grammar).__name__}")
-    if isinstance(grammar, str) and os.path.isfile(grammar):
-        try:
-            grammar = Path(grammar).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"grammar: expected UTF-8 text in {grammar}: {error}") from None
+    if isinstance(grammar, str):
+        grammar = or_of_file(grammar, "grammar")
     return Prompt("" if id_ is None else str(id_), prompt, answer, messages, row, options, grammar)
