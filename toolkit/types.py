@@ -264,6 +264,7 @@ class Nodes:
     depths    [B, M] the level of each
     newest    [B, M] bool: it is of the last level, so that the draft may read it next
     drawn     [B] the first nodes, which are drawn and sent in any case, whatever their survival; the rest are best first
+    width     the most nodes that the draft reads next, the best of those that are asked for
     """
 
     depth: int
@@ -271,6 +272,7 @@ class Nodes:
     depths: Tensor
     newest: Tensor
     drawn: Tensor
+    width: int
 
 
 @dataclass(frozen=True)

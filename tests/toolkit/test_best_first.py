@@ -246,15 +246,16 @@ def test_gains_are_corrected_by_what_the_text_has_accepted():
     assert after[0] < fresh[0] and after[1] == fresh[1]
 
 
-def levels_at(pair: ModelPair, table: LoadCost) -> int:
-    """Levels that are drafted at a table, at a lambda of 1."""
+def levels_at(pair: ModelPair, table: LoadCost, width: int = 4) -> int:
+    """Levels that are drafted at a table, at a lambda of 1, where the draft reads at most `width` nodes at once."""
 
     @dataclass(frozen=True)
     class Priced(TreeRate):
         def read_table(self, ratio, column):
             return table
 
-    return int(drafted(pair, Priced(AS_DRAFT, initial_rate=1.0, memory=1e6), Sampling()).num_calls.sum())
+    policy, proposer = Priced(AS_DRAFT, initial_rate=1.0, memory=1e6), BestFirstProposer(width=width)
+    return int(drafted(pair, policy, Sampling(), proposer).num_calls.sum())
 
 
 def test_the_draft_pays_for_every_node_that_it_reads():
@@ -263,6 +264,7 @@ def test_the_draft_pays_for_every_node_that_it_reads():
     steep = replace(flat, draft=replace(flat.draft, width=(1.0, 2.0), seconds=flat.draft.seconds.repeat(2, 1)))
     steep.draft.seconds[0, 1] = 1.0
     assert levels_at(tables(), steep) < levels_at(tables(), flat)
+    assert levels_at(tables(), steep, 1) == levels_at(tables(), flat, 1) > 0  # of no other node than it reads
 
 
 def test_a_dear_column_before_cheap_ones_does_not_end_a_tree():
@@ -311,6 +313,10 @@ def test_what_cannot_take_such_a_tree_is_refused_in_one_line(table_pair):
         (lambda: replace(config.method("dsbd"), proposer=BestFirstProposer()), "for several beams"),
         (lambda: decode(several, [[0]], method, Sampling()), "expected one draft model"),
         (lambda: decode(block_pair(3, vocab_size=3), [[0]], method, Sampling()), "gives a block at once"),
+        (
+            lambda: decode(table_pair, [[0]], replace(method, policy=TreeRate(AS_DRAFT, num_nodes=65)), Sampling()),
+            "policy.num_nodes=65: expected at most proposer.num_nodes=64",
+        ),
         (lambda: TreeRate(Rate), "policy.estimator"),
         (lambda: BestFirstProposer(num_nodes=0), "proposer.num_nodes"),
     ):
