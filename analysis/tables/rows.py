@@ -161,6 +161,7 @@ def bound_notes(lengths: pd.DataFrame, settings: pd.DataFrame, bound: int) -> li
         at_bound = drafted[drafted.length >= bound].drafted.sum() / max(drafted.drafted.sum(), 1)
         if len(drafted) > 1 and at_bound > SELDOM:  # all rounds of one length: a fixed K
             shares[method, setting] = at_bound
+    settings = settings[settings.method != PLAIN]  # whose forced tokens, under a grammar, are no choice
     best = settings.loc[settings.groupby("method", sort=False).throughput.idxmax()]
     return [
         f"{method} {setting}: the bound of {bound} drafted tokens ended {shares[method, setting]:.0%} of its rounds; a larger "

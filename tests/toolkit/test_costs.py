@@ -208,6 +208,12 @@ def test_a_csv_of_ones_own(tmp_path):
         ("a.json", table_json("14", [[[1.0]], [[2.0]]]), "expected lists of numbers"),
         ("a.json", table_json([1, float("nan")], [[[1.0]], [[2.0]]]), "all of them numbers"),
         ("a.json", "{}", "not a cost table"),
+        ("a.json", json.dumps({**json.loads(table_json([1], [[[1.0]]])), "about": ["a", "b"]}), "about as an object"),
+        (
+            "a.json",
+            json.dumps({**json.loads(table_json([1], [[[1.0]]])), "source": "published/a"}),
+            "about with source and date",
+        ),
         ("none.json", None, "expected a cost table"),
     ],
 )

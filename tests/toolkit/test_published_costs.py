@@ -24,12 +24,12 @@ def test_times_are_those_published_and_linear_between_them(tmp_path):
 def test_no_time_beyond_the_last_published_one_is_made_up():
     table = LoadCost.load(f"{NEMOTRON}:.1")
     assert table.lacks([1], widest=8) is None
-    assert "max_drafted of at most 7" in table.lacks([1], widest=9)
+    assert "of at most 7" in table.lacks([1], widest=9)
     assert "batch size 4" in table.lacks([4], widest=2)
     pair = ModelPair.toy()
     words = [f"policy.costs={NEMOTRON}:.1"]
     config.method("rate", [*words, "max_drafted=7"]).bind(pair)
-    with pytest.raises(InputError, match="expected max_drafted of at most 7"):
+    with pytest.raises(InputError, match="of at most 7"):
         config.method("rate", [*words, "max_drafted=8"]).bind(pair)
 
 

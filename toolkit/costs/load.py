@@ -160,7 +160,7 @@ class LoadCost:
         Below the first point of an axis, and beyond a single one, nothing is known. A ratio is flat by its definition.
         """
         if self.is_published and widest > self.target.width[-1]:
-            return f"expected max_drafted of at most {self.target.width[-1] - 1:g}, where the published times end"
+            return f"expected max_drafted, or policy.max_nodes of a tree, of at most {self.target.width[-1] - 1:g}, where the published times end"
         for name, grid in ((name, getattr(self, name)) for name in MODELS if self.source != RATIO):
             widths = (1.0, widest) if name == "target" else (1.0,)
             for axis, points, wanted in (("batch size", grid.batch, batches), ("width", grid.width, widths)):
@@ -337,8 +337,12 @@ def _from_json(path: Path, text: str) -> LoadCost:
         source, shapes = str(content["source"]), [grid.seconds.shape for grid in grids]
         is_ratio = source == RATIO and shapes == [(1, 1, 1), (1, 2, 1)]  # flat by definition; a table is not
         source = source if is_ratio or source != RATIO else str(path)
-        engine = EngineFacts(**content["engine"]) if "engine" in content else None
-        return LoadCost(grids[0], grids[1], source, content.get("about", {}), engine)
+        engine, about = EngineFacts(**content["engine"]) if "engine" in content else None, content.get("about", {})
+        if not isinstance(about, dict):
+            raise TypeError(f"expected about as an object, got {type(about).__name__}")
+        if source.startswith(PREFIX) and not {"source", "date"} <= about.keys():
+            raise ValueError(f"expected about with source and date, for a source that begins {PREFIX}")
+        return LoadCost(grids[0], grids[1], source, about, engine)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise

@@ -108,6 +108,7 @@ def test_the_bound_is_named_where_it_ends_rounds():
     about = {"dataset": "d", "split": "s"}
     drafted = {("rate", "c=.1"): [0, 6, 2, 2], ("rate", "c=.9"): [9, 1, 0, 0], ("speculative", "K=3"): [0, 0, 0, 10]}
     drafted["tail", "t=.5"] = [50, 49, 1, 0]
+    drafted["autoregressive", ""] = [9, 1, 0, 5]  # forced by a grammar
     lengths = pd.DataFrame([
         {**about, "method": method, "setting": setting, "length": n, "drafted": count, "accepted": 0}
         for (method, setting), counts in drafted.items() for n, count in enumerate(counts)
