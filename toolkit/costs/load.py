@@ -160,7 +160,8 @@ class LoadCost:
         Below the first point of an axis, and beyond a single one, nothing is known. A ratio is flat by its definition.
         """
         if self.is_published and widest > self.target.width[-1]:
-            return f"expected max_drafted, or policy.max_nodes of a tree, of at most {self.target.width[-1] - 1:g}, where the published times end"
+            most = self.target.width[-1] - 1
+            return f"expected max_drafted, or policy.max_nodes of a tree, of at most {most:g}, where the published times end"
         for name, grid in ((name, getattr(self, name)) for name in MODELS if self.source != RATIO):
             widths = (1.0, widest) if name == "target" else (1.0,)
             for axis, points, wanted in (("batch size", grid.batch, batches), ("width", grid.width, widths)):

@@ -1,5 +1,6 @@
 """Why an engine accepts less than it should: planted mistakes are named, clean runs are not accused, bad input is one line."""
 
+import copy
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ from toolkit import ModelPair, decode
 from toolkit.config import compose
 from toolkit.drafts import DraftKind
 from toolkit.drafts.causes import AS_IT_SHOULD_BE, Case, Cause, ReplayedRound, ReplayedText
+from toolkit.drafts.causes.shared import in_bfloat16
 from toolkit.drafts.separate.causes import causes, with_rejected
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
@@ -234,6 +236,19 @@ def test_a_token_that_is_never_drafted():
     sampling = Sampling(temperature=0)
     assert expected(pair.draft, AS_IT_SHOULD_BE, answers, sampling, [], int) == [[1]]
     assert expected(pair.draft, AS_IT_SHOULD_BE, answers, sampling, [top], int) == [[0]]
+
+
+def test_bfloat16_is_what_torch_computes_in_it(toy, written):
+    """Rounded as often, and the draft that it was made from stays as it is."""
+    ids = torch.tensor([[*prompt, *tokens][:40] for _, _, prompt, tokens in written if len(prompt) + len(tokens) >= 40])
+    before = {name: values.clone() for name, values in toy.draft.state_dict().items()}
+    with torch.inference_mode():
+        ours, theirs, exact = (
+            model(ids).logits for model in (in_bfloat16(toy.draft), copy.deepcopy(toy.draft).bfloat16(), toy.draft)
+        )
+    assert ours.dtype == torch.bfloat16 and (ours == theirs).float().mean() > 0.9
+    assert (ours - theirs).abs().mean() < 0.1 * (theirs - exact).abs().mean()
+    assert all(torch.equal(values, before[name]) for name, values in toy.draft.state_dict().items())
 
 
 def test_rejected_tokens_that_stay():
