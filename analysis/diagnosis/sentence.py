@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.diagnosis.answers import Answer
-from analysis.diagnosis.compare import EXPLAINS, Explanation, best_of
+from analysis.diagnosis.compare import EXPLAINS, PENALTY, Explanation, best_of
 from analysis.loads.engine_counts import PositionCounts, counts_of
 from analysis.tables.bootstrap import Array, Bootstrap, brackets
 
@@ -56,7 +56,11 @@ def sentence(
 ) -> str:
     size, equal = len(rounds), f"{right.equal} of {len(rounds)} rounds"
     if best is right:
-        return f"as it should be: {equal}{'; the others differ as rounding makes them' * (right.equal < size)}"
+        about = "; the others differ as rounding makes them" if right.equal < size else ""
+        if others and not others[0].rounding and (others[0].likelihood - right.likelihood).sum() > PENALTY:
+            texts = rounds.text.nunique()
+            about = f"; {others[0].name}: {others[0].equal}, which is not certain over {texts} texts"
+        return f"as it should be: {equal}{about}"
     if best is not None and best.rounding and right.equal >= EXPLAINS * size:
         return f"as it should be, but for rounding: {equal}; {best.name}: {best.equal}"
     if best is not None:

@@ -321,6 +321,8 @@ def test_one_text_alone_accuses_nobody():
     counted[:15] = 4 - counted[:15]
     several = explanations(table(counted), {AS_IT_SHOULD_BE: RIGHT, OTHER: counted})
     assert best_of(table(counted), several) is several[0]
+    sentence = of_rounds(table(counted), several, Bootstrap(200))["sentence"]
+    assert sentence == "as it should be: 288 of 300 rounds; another mistake: 300, which is not certain over 20 texts"
 
 
 def test_few_texts_that_name_no_cause_are_called_too_few():
