@@ -136,7 +136,7 @@ STEPS = {"eagle3": (10, 3e-3), "dflash": (120, 4e-3)}
 
 @pytest.fixture(scope="module")
 def toy_texts():
-    return texts(ModelPair.toy(), 40, 48)
+    return texts(ModelPair.toy(), 24, 48)
 
 
 @pytest.fixture(scope="module", params=["eagle3", "dflash"])
