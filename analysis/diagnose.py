@@ -156,7 +156,8 @@ def _causes(
 ) -> list[Cause]:
     """The causes of the draft's kind, of sampled drafts, and of the drafts in `others`."""
     prompts, longest = [answer.prompt_ids for answer in answers], max(answer.length for answer in answers)
-    case = Case(draft, pair.tokenizer, prompts, longest, sampling, cfg.windows, pair.target)
+    most_drafted = max(count for answer in answers for _, count, _ in answer.rounds)
+    case = Case(draft, pair.tokenizer, prompts, longest, sampling, cfg.windows, pair.target, most_drafted)
     kind = kind_of(draft)
     causes: list[Cause] = [] if kind.causes is None else kind.part("causes")(case)
     if sampling.temperature:

@@ -5,6 +5,7 @@ A round drafts DRAFTED tokens and keeps those that the text, the target's greedy
 
 import copy
 import json
+from dataclasses import replace
 
 import torch
 from transformers import DynamicCache
@@ -187,11 +188,14 @@ class BlockEngine(StatesEngine):
 
     causal  the tokens of a block do not see those after them
     whole   they do, in layers with a window, too
+    size    tokens of a block; None: those that the draft was trained with
     """
 
-    def __init__(self, pair, causal=False, whole=False, **mistakes):
+    def __init__(self, pair, causal=False, whole=False, size=None, **mistakes):
         super().__init__(pair, **mistakes)
         self.draft, seen = copy.deepcopy(self.draft), self.draft._seen
+        if size is not None:
+            self.draft.settings = replace(self.draft.settings, block_size=size)
 
         def changed(anchors, length):
             masks, block = seen(anchors, length), torch.arange(self.draft.settings.block_size)

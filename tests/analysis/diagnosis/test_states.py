@@ -122,6 +122,24 @@ def test_layers_with_windows_are_causal_or_not_by_their_setting(non_causal):
     assert (replayed(pair, AS_IT_SHOULD_BE, answers) != counted).any()
 
 
+def test_blocks_that_end_after_the_drafted_tokens():
+    """A draft that was trained with longer ones sees fewer masks there."""
+    target = tiny_llama(32, 3, 0, torch.float64)
+    draft = tiny_block(target, "dflash", torch.arange(1, 97, 2), block_size=DRAFTED + 5, target_layers=(1, 2, 3))
+    pair = ModelPair(target=target, draft=draft, tokenizer=None)
+    answers = answers_of(pair, BlockEngine(pair, size=DRAFTED + 1), np.random.default_rng(0))
+    counted = np.array([count for answer in answers for _, _, count in answer.rounds])
+    case = Case(draft, None, [[1]], 64, GREEDY, [], target, DRAFTED)
+    (name,) = [
+        cause.meaning
+        for cause in kind_of(draft).part("causes")(case)
+        if (replayed(pair, cause, answers) == counted).all()
+    ]
+    assert name.startswith(f"blocks of {DRAFTED + 1} tokens, not {DRAFTED + 5}")
+    assert (replayed(pair, AS_IT_SHOULD_BE, answers) != counted).any()
+    assert draft.block_length == DRAFTED + 4
+
+
 def test_rounds_longer_than_a_block_are_one_line():
     pair = tiny("dflash")
     answers = [Answer([5, 6], list(range(10, 40)), [(1, 9, 2)])]

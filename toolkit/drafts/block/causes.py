@@ -22,6 +22,7 @@ def causes(case: Case) -> list[Cause]:
     """The causes that apply to a case."""
     parts = (
         causal_blocks,
+        short_blocks,
         shifted_blocks,
         other_layers,
         vocabulary_maps,
@@ -52,6 +53,21 @@ def causal(draft: Any) -> Any:
     config = copy.deepcopy(draft.config)
     config.layer_types, config.sliding_window = ["sliding_attention"] * config.num_hidden_layers, WHOLE
     return altered(draft, config=config)
+
+
+def short_blocks(case: Case) -> Iterator[Cause]:
+    """Blocks that are as long as what is drafted, where the draft was trained with longer ones: so vLLM 0.32.0 makes them."""
+    settings = case.draft.settings
+    size = settings.block_size if case.most_drafted is None else case.most_drafted + settings.first
+    if size < settings.block_size:
+        meaning = f"blocks of {size} tokens, not {settings.block_size}: no masks stand after the drafted ones"
+        setting = f"num_speculative_tokens={settings.block_size - settings.first}"
+        yield Cause(meaning, setting, draft=partial(with_blocks_of, size=size))
+
+
+def with_blocks_of(draft: Any, size: int) -> Any:
+    settings = replace(draft.settings, block_size=size)
+    return altered(draft, settings=settings, block_length=size - settings.first)
 
 
 def shifted_blocks(_: Case) -> Iterator[Cause]:

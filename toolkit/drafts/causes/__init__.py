@@ -42,6 +42,7 @@ class Case:
 
     windows  contexts that the draft may have been cut to; None: 64, 128, 256, ...
     target   the loaded target, where the draft reads its states; else None
+    most_drafted  tokens of the longest round; None: not known
     """
 
     draft: Any
@@ -51,6 +52,7 @@ class Case:
     sampling: Sampling
     windows: Sequence[int] | None = None
     target: Any = None
+    most_drafted: int | None = None
 
 
 def whole_context(text: ReplayedText) -> list[int]:
