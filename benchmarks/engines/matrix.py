@@ -33,7 +33,7 @@ PINNED = {"vLLM": ENGINES["vllm"].version, "llama.cpp": ENGINES["llamacpp"].vers
 TRAPS = {
     ("vLLM", "separate"): "0 tokens at a batch size: vllm#49548, #51510",
     ("vLLM", "EAGLE-3"): "prefix caching counts placeholders of K tokens as a draft",
-    ("vLLM", "DFlash"): "`sliding_window_non_causal: false` makes all blocks causal",
+    ("vLLM", "DFlash"): "`sliding_window_non_causal: false` makes all blocks causal; they have K + 1 tokens",
     ("vLLM", "DSpark"): "model runner V1 has none",
     ("vLLM", "lookup"): "first occurrence; copies go on beyond an end of text",
     ("llama.cpp", "separate"): "sums alone; 4-bit columns cost what tokens cost",

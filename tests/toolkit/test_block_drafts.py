@@ -381,11 +381,13 @@ def test_advice_on_a_block_draft_names_it_as_engines_do(tmp_path):
 
 
 def test_advice_says_what_engines_do_otherwise_with_a_block_draft(tmp_path):
-    """vLLM refuses DSpark, and makes a DFlash draft causal where its folder does not say otherwise; ours do."""
+    """vLLM refuses DSpark, makes DFlash blocks causal where their folder does not say otherwise (ours do), and short."""
     target = tiny_llama(32, 3, 1, torch.float32)
     for kind in ("dflash", "dspark"):
         block_format.save(tmp_path / kind, tiny_block(target, kind), "a/target")
     assert engine_notes(str(tmp_path / "dflash"), {1: 3}) == []
+    (line,) = engine_notes(str(tmp_path / "dflash"), {1: 2, 4: 3, 8: 1})  # a block is of four tokens
+    assert "at K = 1, 2 its tokens are others there; num_speculative_tokens=3 drafts as here" in line
     assert ["DSpark" in line for line in engine_notes(str(tmp_path / "dspark"), {1: 3})] == [True]
     assert engine_notes(None, {1: 3}) == engine_notes("a/name", {1: 3}) == []
     path = tmp_path / "dflash" / "config.json"

@@ -41,7 +41,8 @@ class DraftKind:
     frozen    its modules that are the target's: training leaves them as they are
     forwards  what one forward pass gives: a token, or a block of `block_length` tokens
     engines   the name of the kind by serving engine (`analysis.advise`); engines without one do not load it
-    cautions  function from a draft's folder to what these engines refuse or misread of it, a line each; None: nothing
+    cautions  function from a draft's folder and numbers of drafted tokens to what these engines refuse or misread, a line each;
+              None: nothing
     """
 
     name: str
