@@ -193,9 +193,9 @@ def engine_notes(draft: str | None, lengths: Mapping[int, int]) -> list[str]:
     """What serving engines do otherwise than the files say: lengths of 0, and what is known of this draft in them."""
     kind, zeros = kind_in(draft), zero_note(lengths)
     lines = [zeros] if zeros else []
-    return (
-        lines + kind.part("cautions")(Path(draft), lengths.values()) if draft is not None and kind.cautions else lines
-    )
+    if draft is not None and kind.cautions:
+        lines += kind.part("cautions")(Path(draft), lengths.values())
+    return lines
 
 
 def next_line(cfg: keys.Advise, overrides: Sequence[str], draft: str | None, batch: int) -> str:

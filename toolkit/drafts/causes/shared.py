@@ -57,9 +57,8 @@ def in_bfloat16(draft: nn.Module) -> nn.Module:
     draft = copy.deepcopy(draft).to(torch.bfloat16)
     for module in draft.modules():
         if isinstance(module, nn.Linear) and module.weight.device.type == "cpu":
-            for name, values in list(
-                module.named_parameters(recurse=False)
-            ):  # anew: the rows may be the embeddings, too
+            for name, values in list(module.named_parameters(recurse=False)):
+                # A parameter of its own: the output layer's may be the embeddings, too.
                 setattr(module, name, nn.Parameter(values.float(), requires_grad=False))
             module.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
             module.register_forward_hook(lambda _, inputs, product: product.bfloat16())
