@@ -31,7 +31,7 @@ from tqdm.auto import tqdm
 
 from analysis import keys
 from analysis.diagnosis.along import AlongTexts
-from analysis.diagnosis.answers import Answer, beyond_end, read_answers
+from analysis.diagnosis.answers import Answer, beyond_end, most_drafted, read_answers
 from analysis.diagnosis.compare import (
     PENALTY,
     Accepted,
@@ -156,8 +156,7 @@ def _causes(
 ) -> list[Cause]:
     """The causes of the draft's kind, of sampled drafts, and of the drafts in `others`."""
     prompts, longest = [answer.prompt_ids for answer in answers], max(answer.length for answer in answers)
-    most_drafted = max(count for answer in answers for _, count, _ in answer.rounds)
-    case = Case(draft, pair.tokenizer, prompts, longest, sampling, cfg.windows, pair.target, most_drafted)
+    case = Case(draft, pair.tokenizer, prompts, longest, sampling, cfg.windows, pair.target, most_drafted(answers))
     kind = kind_of(draft)
     causes: list[Cause] = [] if kind.causes is None else kind.part("causes")(case)
     if sampling.temperature:

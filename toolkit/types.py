@@ -262,17 +262,22 @@ class Nodes:
     depth     levels so far
     survival  [B, M] float64, the probability to enter the text; 0: not a node
     depths    [B, M] the level of each
-    newest    [B, M] bool: it is of the last level, so that the draft may read it next
+    readable  [B, M] bool: it is of the last level and ends no text, so that the draft may read it next
     drawn     [B] the first nodes, which are drawn and sent in any case, whatever their survival; the rest are best first
-    width     the most nodes that the draft reads next, the best of those that are asked for
+    width     the most nodes that the draft reads next
     """
 
     depth: int
     survival: Tensor
     depths: Tensor
-    newest: Tensor
+    readable: Tensor
     drawn: Tensor
     width: int
+
+    def read(self, wanted: Tensor) -> Tensor:
+        """Which of the nodes that are wanted [B, M] the draft reads next [B, M]: the best `width` of those that it may."""
+        wanted = wanted & self.readable
+        return wanted & (wanted.cumsum(1) <= self.width)
 
 
 @dataclass(frozen=True)

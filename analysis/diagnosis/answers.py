@@ -81,8 +81,13 @@ def read_answers(path: Path, pair: ModelPair) -> tuple[list[Answer], list[str]]:
     if not answers or len({answer.sums is None for answer in answers}) > 1:
         got = "lines of both" if answers else f"neither ({left_out[0] if left_out else 'an empty file'})"
         raise InputError(f"{path}: expected counts by round or sums in every line, got {got}")
-    most = max((drafted for answer in answers for _, drafted, _ in answer.rounds), default=0)
+    most = most_drafted(answers)
     return [replace(answer, rounds=whole_rounds(answer, most)) for answer in answers], left_out
+
+
+def most_drafted(answers: Sequence[Answer]) -> int:
+    """K, the most that a round drafted; 0 without rounds."""
+    return max((drafted for answer in answers for _, drafted, _ in answer.rounds), default=0)
 
 
 def whole_rounds(answer: Answer, most: int) -> list[tuple[int, int, int]]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.diagnosis.along import AlongTexts
-from analysis.diagnosis.answers import Answer
+from analysis.diagnosis.answers import Answer, most_drafted
 from toolkit.drafts.causes import Cause, ReplayedRound, ReplayedText, whole_context
 from toolkit.drafts.kinds import block_length, gives_blocks, reads_states
 from toolkit.engine import BlockSession, Session, open_session
@@ -37,9 +37,9 @@ Array = NDArray[np.float64]
 
 def num_passes(answers: Sequence[Answer], draft: Any) -> int:
     """Draft forward passes of one replay."""
-    deepest = max(drafted for answer in answers for _, drafted, _ in answer.rounds)
     parts = [answers[first : first + ROWS] for first in range(0, len(answers), ROWS)]
-    return (1 if gives_blocks(draft) else deepest) * sum(max(len(answer.rounds) for answer in part) for part in parts)
+    depth = 1 if gives_blocks(draft) else most_drafted(answers)
+    return depth * sum(max(len(answer.rounds) for answer in part) for part in parts)
 
 
 def expected(
@@ -98,7 +98,7 @@ def _replayed(
 ) -> Iterator[list[ReplayedText]]:
     """The texts of ROWS answers after another, with their rounds."""
     longest = block_length(draft)
-    if longest is not None and (most := max(count for answer in answers for _, count, _ in answer.rounds)) > longest:
+    if longest is not None and (most := most_drafted(answers)) > longest:
         raise InputError(f"expected rounds of at most {longest} drafted tokens, a block of this draft, got {most}")
     states = None if along is None else along.states(draft.target_layers)
     for first in range(0, len(answers), ROWS):
@@ -153,7 +153,7 @@ class TextTokens:
         logits: Sequence[Tensor],
     ):
         self.sampling, self.causes, self.fit, self.logits = sampling, causes, fit, logits
-        deepest = max(count for answer in answers for _, count, _ in answer.rounds)
+        deepest = most_drafted(answers)
         self.terms = [np.ones((len(answer.rounds), deepest, 2 * len(causes) + 1)) for answer in answers]
 
     def __call__(self, logits: Tensor, texts: Sequence[ReplayedText], drafted: Sequence[Tensor]) -> Tensor:

@@ -46,15 +46,17 @@ def rated(column: float, draft: float = 0.0, rate: float = 1.0, **settings) -> T
 
 
 def drafted(
-    pair: ModelPair, policy: TreeRate, sampling: Sampling, proposer=None, depth: int = DEPTH, state=None, uniforms=None
-):
+    pair: ModelPair, policy: TreeRate, sampling: Sampling, proposer=None, depth: int = DEPTH, state=None, uniforms=None,
+    end_ids=(),
+):  # fmt: skip
     """The trees after both contexts, and the policy."""
     policy = policy.within(depth).bind(pair)
     sessions = engine_of(pair).open(len(CONTEXTS), 64)
     context = DraftContext(
         sequences=CONTEXTS, sessions=sessions.drafts, unread=lambda draft: (torch.tensor(CONTEXTS), [2, 2]),
         limits=torch.full((2,), depth), room=[depth] * 2, sampling=sampling,
-        uniforms=torch.zeros(2, 0) if uniforms is None else uniforms, vocab_size=VOCAB, fit=pair.fit, seen=None, end_ids=(),
+        uniforms=torch.zeros(2, 0) if uniforms is None else uniforms, vocab_size=VOCAB, fit=pair.fit, seen=None,
+        end_ids=end_ids,
     )  # fmt: skip
     state = policy.init(2, torch.device("cpu")) if state is None else state
     with torch.inference_mode():
@@ -246,7 +248,7 @@ def test_gains_are_corrected_by_what_the_text_has_accepted():
     assert after[0] < fresh[0] and after[1] == fresh[1]
 
 
-def levels_at(pair: ModelPair, table: LoadCost, width: int = 4) -> int:
+def levels_at(pair: ModelPair, table: LoadCost, width: int = 4, end_ids: tuple[int, ...] = ()) -> int:
     """Levels that are drafted at a table, at a lambda of 1, where the draft reads at most `width` nodes at once."""
 
     @dataclass(frozen=True)
@@ -255,7 +257,7 @@ def levels_at(pair: ModelPair, table: LoadCost, width: int = 4) -> int:
             return table
 
     policy, proposer = Priced(AS_DRAFT, initial_rate=1.0, memory=1e6), BestFirstProposer(width=width)
-    return int(drafted(pair, policy, Sampling(), proposer).num_calls.sum())
+    return int(drafted(pair, policy, Sampling(), proposer, end_ids=end_ids).num_calls.sum())
 
 
 def test_the_draft_pays_for_every_node_that_it_reads():
@@ -264,7 +266,8 @@ def test_the_draft_pays_for_every_node_that_it_reads():
     steep = replace(flat, draft=replace(flat.draft, width=(1.0, 2.0), seconds=flat.draft.seconds.repeat(2, 1)))
     steep.draft.seconds[0, 1] = 1.0
     assert levels_at(tables(), steep) < levels_at(tables(), flat)
-    assert levels_at(tables(), steep, 1) == levels_at(tables(), flat, 1) > 0  # of no other node than it reads
+    for of_one in ({"width": 1}, {"end_ids": (1, 2)}):  # of no other node than it reads: ends of text are not read
+        assert levels_at(tables(), steep, **of_one) == levels_at(tables(), flat, **of_one) > 1
 
 
 def test_a_dear_column_before_cheap_ones_does_not_end_a_tree():

@@ -113,14 +113,14 @@ class TreeRate(PricedDraft):
             if self.num_nodes > (most := nodes.survival.shape[1]):
                 raise InputError(f"policy.num_nodes={self.num_nodes}: expected at most proposer.num_nodes={most}")
             num_sent = nodes.drawn.clamp(min=self.num_nodes)
-            read = _best(nodes.newest, nodes.width)
+            read = nodes.read(nodes.readable)
         else:
             gains = nodes.survival * state["correction"].unsqueeze(1)
             some = gains[:, : self.max_nodes]
             sums = pad(net(some, prices.columns[:, : some.shape[1]], self.reached(state)), (1, 0))
             withdrawn = torch.arange(sums.shape[1], device=sums.device) < nodes.drawn.unsqueeze(1)
             num_sent = sums.masked_fill(withdrawn, -torch.inf).argmax(1)
-            leaves = _best(nodes.newest & (index < num_sent.unsqueeze(1)), nodes.width)
+            leaves = nodes.read(index < num_sent.unsqueeze(1))
             read = leaves & self._another_level(gains, leaves, num_sent, nodes.depth, state).unsqueeze(1)
         sent = index < num_sent.unsqueeze(1)
         more = prices.catching_up((read.sum(1) - 1).clamp(min=0))
@@ -154,8 +154,3 @@ class TreeRate(PricedDraft):
 
     def spent(self, proposal: Drafted, state: State) -> Tensor:
         return super().spent(proposal, state) + state["reading"]
-
-
-def _best(nodes: Tensor, width: int) -> Tensor:
-    """The first `width` of the nodes [B, M] that are marked."""
-    return nodes & (nodes.cumsum(1) <= width)

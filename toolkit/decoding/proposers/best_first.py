@@ -21,6 +21,7 @@ Shapes: B rows, W nodes that the draft reads at once, C candidates per node, M n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -79,7 +80,7 @@ class BestFirstProposer(TextProposer):
         limits = context.limits
         state, starts = policy.begin(limits > 0, state)
         growing = starts & (limits > 0)
-        tree = _Tree(len(limits), self.num_nodes, self.width, limits.device)
+        tree = _Tree(len(limits), self.num_nodes, self.width, context.end_ids, limits.device)
         numbers, gate = Numbers(policy, limits), Gate(limits.device)
         num_calls, num_sent = torch.zeros_like(limits), torch.zeros_like(limits)
         most = context.most if policy.limit is None else min(context.most, policy.limit)
@@ -106,9 +107,7 @@ class BestFirstProposer(TextProposer):
             numbers.add_state(state, before, growing)
             state = where_active(state, before, growing)
             num_sent = torch.where(growing, torch.minimum(sent, (tree.survival > 0).sum(1)), num_sent)
-            for end in context.end_ids:
-                read = read & (tree.facts[TOKEN] != end)
-            growing = tree.read_next(read & tree.nodes.newest & growing.unsqueeze(1))
+            growing = tree.read_next(read & growing.unsqueeze(1))
         return tree.proposal(num_sent, num_calls, context.vocab_size, numbers.valid()), state
 
     def commit(
@@ -152,7 +151,7 @@ class _Tree:
     survival  [B, M] float64, probability to enter the text; 0 of padding
     facts     [5, B, M]: TOKEN, PARENT (index among the nodes, -1: the context), DEPTH (0 of padding), ID (in the draft's
               cache, -1: not read) and NEWEST (of the newest level, 0 or 1)
-    width     the most nodes of a level that the draft reads
+    width     the most nodes of a level that the draft reads; it reads no token of end_ids
     read      the nodes that the draft has read, or reads next, by level; `at` [B, W] is where the newest of them are
     dtype     of the distributions that nodes are sent with
     num_drawn  [B] the first nodes, in the order of their draws; 0 where nothing is drawn. `q` [B, W, V] per level is what they
@@ -160,8 +159,8 @@ class _Tree:
     slots     [B, W * C] where the children of the nodes read last are; M: not kept
     """
 
-    def __init__(self, num_rows: int, num_nodes: int, width: int, device: torch.device):
-        self.width = width
+    def __init__(self, num_rows: int, num_nodes: int, width: int, end_ids: Sequence[int], device: torch.device):
+        self.width, self.end_ids = width, end_ids
         self.survival = torch.zeros(num_rows, num_nodes, dtype=torch.float64, device=device)
         self.facts = torch.zeros(5, num_rows, num_nodes, dtype=torch.long, device=device)
         self.facts[[PARENT, ID]] = -1
@@ -171,8 +170,10 @@ class _Tree:
     @property
     def nodes(self) -> Nodes:
         """What the policy sees of them."""
-        depth, newest = len(self.read.tokens) + 1, self.facts[NEWEST] > 0
-        return Nodes(depth, self.survival, self.facts[DEPTH], newest, self.num_drawn, self.width)
+        readable = self.facts[NEWEST] > 0
+        for end in self.end_ids:
+            readable = readable & (self.facts[TOKEN] != end)
+        return Nodes(len(self.read.tokens) + 1, self.survival, self.facts[DEPTH], readable, self.num_drawn, self.width)
 
     def is_read(self, growing: Tensor) -> Tensor:
         """Which of the nodes read last are no padding [B, W], in the rows [B] that grow; at first they are the contexts."""
@@ -233,7 +234,7 @@ class _Tree:
 
     def read_next(self, wanted: Tensor) -> Tensor:
         """Have the draft read the best `width` of the nodes that are wanted [B, M]; returns which rows [B] have any."""
-        wanted = wanted & (wanted.cumsum(1) <= self.width)
+        wanted = self.nodes.read(wanted)
         counts = wanted.sum(1)
         widest = most_of(counts, min(self.width, wanted.shape[1]))
         self.at = (~wanted).to(torch.uint8).argsort(dim=1, stable=True)[:, :widest]
