@@ -5,7 +5,7 @@ test texts are decoded at T = 1 with K = 4. Streams draw texts from these: 20 pa
 each step, 166 rounds a page; the recording has 100 other texts. Prints acceptance of position 1 by
 step, and pages until the alarm.
 
-    --streams 100      --rate 1e-4     the optimizer's, for texts of one epoch each
+    --streams 100      --rate 3e-3     the optimizer's, for texts of one epoch each
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def pages_until_alarm(pools: Sequence[Sequence[Text]], seed: int) -> int | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=100)
-    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--rate", type=float, default=3e-3)
     options = parser.parse_args()
     pair = ModelPair.toy()
     target = copy.deepcopy(pair.target)
