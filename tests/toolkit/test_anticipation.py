@@ -216,8 +216,8 @@ class ByCousins(TreeRate):
 
     def choose(self, nodes, state):
         state, _, _ = super().choose(nodes, state)
-        earlier = torch.where(nodes.newest, 1.0, nodes.survival).amin(1)
-        return state, nodes.drawn + 1 + (earlier < 0.3), nodes.newest
+        earlier = torch.where(nodes.readable, 1.0, nodes.survival).amin(1)
+        return state, nodes.drawn + 1 + (earlier < 0.3), nodes.readable
 
 
 def test_numbers_that_follow_from_cousins_draws_pass():

@@ -74,7 +74,7 @@ class Free(StoppingPolicy):
         return torch.full_like(children.probs, 0.5)
 
     def choose(self, nodes, state):
-        return state, torch.full_like(nodes.depths[:, 0], 9), nodes.newest
+        return state, torch.full_like(nodes.depths[:, 0], 9), nodes.readable
 
 
 class Begins(Free):
@@ -106,7 +106,7 @@ class Plans(Free):
 
 class Chooses(Free):
     def choose(self, nodes, state):
-        return state, torch.ones_like(nodes.depths[:, 0]), nodes.newest
+        return state, torch.ones_like(nodes.depths[:, 0]), nodes.readable
 
 
 class Observes(Free):
