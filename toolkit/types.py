@@ -262,7 +262,8 @@ class Nodes:
     depth     levels so far
     survival  [B, M] float64, the probability to enter the text; 0: not a node
     depths    [B, M] the level of each
-    readable  [B, M] bool: it is of the last level and ends no text, so that the draft may read it next
+    readable  [B, M] bool: it is of the last level and ends no text, so that the draft may read it next; of a level that
+              is not drawn yet, by its candidates
     drawn     [B] the first nodes, which are drawn and sent in any case, whatever their survival; the rest are best first
     width     the most nodes that the draft reads next
     """

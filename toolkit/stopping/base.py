@@ -121,7 +121,7 @@ class StoppingPolicy:
 
     def choose(self, nodes: Nodes, state: State) -> tuple[State, Tensor, Tensor]:
         """The new state once a level's candidates are among the nodes, how many of the best are sent if the tree ends here
-        [B], and which of the newest the draft reads next [B, M]. Called instead of `read` and `step` if `chooses_nodes`.
+        [B], and which the draft reads next [B, M]. Called instead of `read` and `step` if `chooses_nodes`.
         """
         raise NotImplementedError
 
